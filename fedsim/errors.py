@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that a person can act on.
+
+Every error that a user can cause is a `FedsimError`. Its message is one sentence that names the field, the value and
+the remedy; the command line prints that sentence and exits with code 2, without a traceback.
+"""
+
+
+class FedsimError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class ScenarioError(FedsimError):
+    """The scenario asks for something that is impossible, contradictory or misspelt."""
+
+
+class DataError(FedsimError):
+    """The data cannot be read, or is not what the scenario says that it is."""
+
+
+class ModelError(FedsimError):
+    """The model cannot be built, or does not fit the data."""
+
+
+class PrivacyError(FedsimError):
+    """A privacy parameter is outside the range in which its guarantee holds."""
+
+
+class RunError(FedsimError):
+    """A run folder is missing, incomplete, damaged or in the way."""

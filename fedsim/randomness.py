@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scenario seed, and a stream of random numbers for every purpose.
+
+Every random choice of a simulation draws from the stream named by what it is for, `(seed, purpose, round, client)`, so
+that neither the order of execution, nor the engine, nor the size of a cohort can change a result.
+
+Noise that protects a real person is the exception: a deployed client takes it from its operating system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+    """The generator named `(seed, purpose, *ids)`: equal names give equal numbers, different names independent ones.
+
+    The name is hashed (BLAKE2b, 128 bit) into the key of an SFC64 generator.
+    """
+    name = ":".join([str(seed), purpose, *map(str, ids)])
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.SFC64(np.frombuffer(digest, dtype=np.uint32)))
+
+
+@dataclass(frozen=True)
+class ClientRandomness:
+    """The randomness of one client in one round of a simulation."""
+
+    seed: int
+    round: int
+    client: int
+
+    def batches(self) -> np.random.Generator:
+        """Which examples go into which batch."""
+        return stream(self.seed, "batches", self.round, self.client)
+
+    def noise(self) -> np.random.Generator:
+        """The noise that is added to every step of local DP-SGD."""
+        return stream(self.seed, "noise", self.round, self.client)
+
+    def client_noise(self) -> np.random.Generator:
+        """The noise that the client adds to its whole update."""
+        return stream(self.seed, "client-noise", self.round, self.client)
