@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fedsim: simulate a federation, play its malicious server, and audit what its privacy claim is worth.
+
+import fedsim
+run = fedsim.run("quickstart")
+run.metrics       # a DataFrame, one row a round
+run.transcript    # what the server saw
+run.claim         # the privacy that was spent, or None
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+# Flower sends telemetry and looks for updates when it is first used; here nothing leaves unless the user asks for it.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+if TYPE_CHECKING:
+    from fedsim.federation.plan import Plan, plan
+    from fedsim.federation.run import Run, open_run, run
+    from fedsim.privacy import PrivacyClaim
+    from fedsim.scenario import Scenario
+    from fedsim.scenario_file import load_scenario
+
+__version__ = metadata.version("fedsim")
+__all__ = ["Plan", "PrivacyClaim", "Run", "Scenario", "load_scenario", "open_run", "plan", "run"]
+
+_HOMES = {
+    "Plan": "fedsim.federation.plan",
+    "PrivacyClaim": "fedsim.privacy",
+    "Run": "fedsim.federation.run",
+    "Scenario": "fedsim.scenario",
+    "load_scenario": "fedsim.scenario_file",
+    "open_run": "fedsim.federation.run",
+    "plan": "fedsim.federation.plan",
+    "run": "fedsim.federation.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `import fedsim` and `fedsim --help` stay quick."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fedsim' has no attribute {name!r}")

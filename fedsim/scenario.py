@@ -119,8 +119,8 @@ DataSection = Annotated[
 
 class _Partition(Section):
     examples_per_client: int | None = Field(None, ge=1)
-    """null: the rows are divided, each to one client. A number: every client draws that many rows by the seed, so that a
-    population can be larger than the data (rows are then shared between clients)."""
+    """null: the rows are divided, each to one client. A number: every client draws that many rows by the seed, so that
+    a population can be larger than the data (rows are then shared between clients)."""
 
 
 class IidPartition(_Partition):
@@ -332,7 +332,7 @@ class CohortSection(Section):
     rate: float | None = Field(None, gt=0, le=1)
     """The share of the population in a round, in place of `size`."""
     sampling: Literal["fixed", "poisson"] = "fixed"
-    """fixed: exactly `size` clients, without replacement; poisson: each client independently with probability `rate`."""
+    """fixed: exactly `size` clients, without replacement; poisson: each client on its own with probability `rate`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -381,7 +381,8 @@ class AdaptiveClipping(Section):
     learning_rate: float = Field(0.2, gt=0)
     """Step of the geometric update of the norm."""
     bit_noise: float = Field(1.0, gt=0)
-    """Standard deviation of the noise on the sum of the clients' indicator bits; accounted for in the claim."""
+    """Standard deviation of the noise on a client's indicator bit (with secure aggregation: on the sum of the bits);
+    the claim accounts for it."""
 
 
 class ClientDp(_Noise):
@@ -446,11 +447,11 @@ class DefenceSection(Section):
 
 
 class AdversarySection(Section):
-    """What the server keeps of what it sees. Whatever is not kept is still counted, with its norm and checksum."""
+    """What the server keeps of what it sees. Whatever is not kept is still counted, with its norm."""
 
-    keep_rounds: Literal["all"] | int | tuple[int, ...] = "all"
+    keep_rounds: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
     """Rounds whose tensors are written to the transcript: all, the first n, or a list."""
-    keep_clients: Literal["all"] | int | tuple[int, ...] = "all"
+    keep_clients: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
     """Clients whose updates are written: all, the first n of each cohort, or a list of clients."""
 
 

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands.
+
+What a user got wrong is one sentence on standard error and exit code 2. A traceback is always a bug of fedsim. Whatever
+takes long to import (torch, flwr) is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import click
+import typer
+
+from fedsim.errors import FedsimError, RunError, ScenarioError
+
+if TYPE_CHECKING:
+    from fedsim.federation.run import Run
+
+app = typer.Typer(
+    help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario's name, or the path of a file.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; can be repeated.")
+]
+AccountantName = Literal["pld", "rdp", "prv", "all"]
+NoiseName = Literal["gaussian", "laplace"]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = app(words or ["--help"], prog_name="fedsim", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except FedsimError as error:
+        return _fail(str(error))
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "fedsim"
+        return _fail(f"{error.format_message()} See `{where} --help`.")
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", code=130)
+
+
+def _fail(sentence: str, code: int = 2) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return code
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import fedsim
+
+        print(f"fedsim {fedsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Simulate a federation, play its malicious server, and audit what its privacy claim is worth."""
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="SCENARIO", help="A scenario's name, or the path of a file.")
+    ] = None,
+    overrides: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The run's folder; by default the next free runs/NAME-001.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with an interrupted run, in place of a scenario.")
+    ] = None,
+    as_json: JsonOption = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
+) -> None:
+    """Run a scenario: train, write down what the server sees, and report."""
+    from fedsim import screen
+
+    finished = _resume(scenario, overrides, out, resume, as_json) if resume else _run(scenario, overrides, out, as_json)
+    report = None
+    if not no_report:
+        from fedsim.report import write_report
+
+        report = write_report(finished.path)
+    if as_json:
+        screen.show_json(screen.run_document(finished, report))
+    else:
+        screen.show_rows(screen.run_rows(finished, report))
+
+
+def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet: bool) -> Run:
+    if name is None:
+        raise ScenarioError("run needs a SCENARIO, for example `fedsim run quickstart`; see `fedsim scenarios`")
+    from fedsim.scenario_file import load_scenario
+
+    scenario = load_scenario(name, overrides or ())  # before torch is imported: a wrong scenario is told at once
+    import fedsim
+    from fedsim import screen
+    from fedsim.federation.folder import next_free_folder
+
+    path = out or next_free_folder(Path("runs"), scenario.name)
+    with screen.showing_progress(quiet=quiet) as progress:
+        try:
+            return fedsim.run(scenario, out=path, progress=progress)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(_interrupted(path)) from None
+
+
+def _resume(name: str | None, overrides: list[str] | None, out: Path | None, folder: Path, quiet: bool) -> Run:
+    if name is not None or overrides or out is not None:
+        raise RunError(
+            f"--resume {folder} goes on with the scenario in that folder; leave SCENARIO, --set and --out out"
+        )
+    from fedsim import screen
+    from fedsim.federation.run import resume
+
+    with screen.showing_progress(quiet=quiet) as progress:
+        try:
+            return resume(folder, progress=progress)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(_interrupted(folder)) from None
+
+
+def _interrupted(folder: Path) -> int:
+    begun = (folder / "scenario.yaml").is_file()
+    how = f"go on with `fedsim run --resume {folder}`" if begun else "nothing was written"
+    return _fail(f"interrupted; {how}", code=130)
+
+
+@app.command()
+def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Say what would run, how long it may take, and the privacy it will have spent. Nothing is written."""
+    from fedsim.scenario_file import load_scenario
+
+    loaded = load_scenario(scenario, overrides or ())
+    from fedsim import screen
+    from fedsim.federation.plan import estimate_seconds, plan
+
+    planned = plan(loaded)
+    seconds = estimate_seconds(planned)
+    if as_json:
+        screen.show_json(screen.plan_document(planned, seconds))
+    else:
+        screen.show_rows(screen.plan_rows(planned, seconds))
+
+
+@app.command()
+def new(file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("scenario.yaml")) -> None:
+    """Write a commented scenario to start from, with every field at its default."""
+    from fedsim.template import template
+
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._")[:80] or "scenario"
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(template(name, str(file)))
+    except FileExistsError:
+        raise ScenarioError(f"{file} is already there and is not overwritten; name another file") from None
+    except OSError as error:
+        raise ScenarioError(f"{file} cannot be written: {error.strerror}; name another file") from None
+    print(f"wrote {file}; try `fedsim check {file}`")
+
+
+@app.command()
+def scenarios(as_json: JsonOption = False) -> None:
+    """List the scenarios that come with fedsim, and the question that each answers."""
+    from fedsim import screen
+    from fedsim.scenario_file import list_scenarios
+
+    found = list_scenarios()
+    if as_json:
+        screen.show_json([{"name": name, "question": question} for name, question in found])
+    else:
+        screen.show_rows(found)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: JsonOption = False
+) -> None:
+    """Write the report of a run again."""
+    import fedsim
+    from fedsim import screen
+    from fedsim.report import write_report
+
+    path = write_report(fedsim.open_run(folder).path)
+    if as_json:
+        screen.show_json({"report": str(path)})
+    else:
+        print(path)
+
+
+@app.command()
+def epsilon(
+    sigma: Annotated[float | None, typer.Option(help="Noise scale divided by the sensitivity; finds ε.")] = None,
+    target: Annotated[float | None, typer.Option(help="The ε that may be spent; finds σ, in place of --sigma.")] = None,
+    rate: Annotated[float, typer.Option(help="The probability with which a unit joins a release (Poisson).")] = 1.0,
+    steps: Annotated[int, typer.Option(min=1, help="How many releases there are.")] = 1,
+    delta: Annotated[float, typer.Option(help="The δ of the claim.")] = 1e-5,
+    accountant: Annotated[AccountantName, typer.Option(help="Which accountant is asked.")] = "all",
+    noise: Annotated[NoiseName, typer.Option(help="The distribution of the noise.")] = "gaussian",
+    as_json: JsonOption = False,
+) -> None:
+    """Find what so much noise spends (--sigma), or how much noise a budget needs (--target)."""
+    from fedsim import screen
+    from fedsim.epsilon import ACCOUNTANTS, Question, answers, document
+
+    question = Question(rate, steps, delta, sigma, target, noise)
+    found = answers(question, [name for name in ACCOUNTANTS if accountant in (name, "all")])
+    if as_json:
+        screen.show_json(document(question, list(found)))
+        return
+    first = next(found)  # before the heading: a question that nobody can answer is an error and nothing else
+    print(question.sentence())
+    for answer in chain([first], found):
+        screen.show_rows([(answer.accountant, answer.sentence(target))])
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, from which editors complete field names."""
+    from fedsim import screen
+    from fedsim.scenario_file import json_schema
+
+    screen.show_json(json_schema())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ClientApp: what a client does with the model that the server sends.
+
+`answer` does it for a whole cohort at once in the replica kernel; the ClientApp's own train function is a cohort of
+one, so that a simulated client and a deployed one run the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedsim.data import Dataset, Partition, load_dataset, make_partition
+from fedsim.errors import FedsimError
+from fedsim.federation.arrays import to_flat, to_record
+from fedsim.federation.inline import error_reply
+from fedsim.models import build_model
+from fedsim.privacy import add_gaussian, add_laplace, clip, prune, quantise, sign
+from fedsim.randomness import ClientRandomness
+from fedsim.scenario import Compression, Prune, Quantise, Scenario
+from fedsim.training import ExampleClipping, Layout, LocalWork, layout_of, train_cohort
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What the clients of a simulation have at hand: the data, its partition, and the model's architecture."""
+
+    scenario: Scenario
+    dataset: Dataset
+    partition: Partition
+    model: nn.Module
+    layout: Layout
+
+
+@lru_cache(maxsize=4)
+def workplace(scenario_json: str) -> Workplace:
+    """The workplace of a scenario, built once in a process."""
+    scenario = Scenario.model_validate_json(scenario_json)
+    dataset = load_dataset(scenario.data, scenario.seed)
+    partition = make_partition(scenario.partition, dataset, scenario.cohort.population, scenario.seed)
+    model = build_model(scenario.model, tuple(dataset.x_train.shape[1:]), dataset.classes, scenario.seed)
+    return Workplace(scenario, dataset, partition, model, layout_of(model))
+
+
+def local_work(scenario: Scenario, example_noise: float) -> LocalWork:
+    """The local work that a scenario asks of a client."""
+    client, example_dp = scenario.client, scenario.defence.example_dp
+    clipping = example_dp and ExampleClipping(example_dp.clipping_norm, example_noise, example_dp.batches)
+    return LocalWork(
+        kind=scenario.strategy.name,
+        optimizer=client.optimizer,
+        learning_rate=client.learning_rate,
+        momentum=client.momentum,
+        weight_decay=client.weight_decay,
+        epochs=client.epochs,
+        steps=client.steps,
+        batch_size=client.batch_size,
+        shuffle=client.shuffle,
+        example_dp=clipping,
+    )
+
+
+def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
+    """The replies of a cohort, in the order of the messages. A client that fails does not disturb the others."""
+    place = workplace(str(contexts[0].run_config["scenario"]))
+    replies: list[Message | None] = [None] * len(messages)
+    # A malicious server may send every client another model: those that got the same one are trained together.
+    same_model: dict[int, list[int]] = {}
+    for position, message in enumerate(messages):
+        same_model.setdefault(id(message.content["arrays"]), []).append(position)
+    for positions in same_model.values():
+        group = [messages[i] for i in positions]
+        clients = [int(contexts[i].node_config["partition-id"]) for i in positions]
+        for i, reply in zip(positions, _answer_group(place, group, clients), strict=True):
+            replies[i] = reply
+    return [reply for reply in replies if reply is not None]
+
+
+def _answer_group(place: Workplace, messages: Sequence[Message], clients: Sequence[int]) -> list[Message]:
+    try:
+        return _train(place, messages, clients)
+    except (FedsimError, ValueError, RuntimeError) as error:
+        if len(messages) == 1:
+            return [error_reply(messages[0], str(error))]
+        pairs = zip(messages, clients, strict=True)
+        return [reply for message, client in pairs for reply in _answer_group(place, [message], [client])]
+
+
+def _train(place: Workplace, messages: Sequence[Message], clients: Sequence[int]) -> list[Message]:
+    scenario, config = place.scenario, messages[0].content.config_records["config"]
+    members = [place.partition.members(client) for client in clients]
+    if empty := [client for client, rows in zip(clients, members, strict=True) if len(rows) == 0]:
+        raise FedsimError(f"client {empty[0]} holds no examples; choose a partition that gives it some")
+    randomness = [ClientRandomness(scenario.seed, _integer(config, "server-round"), client) for client in clients]
+    result = train_cohort(
+        place.model,
+        to_flat(messages[0].content.array_records["arrays"], place.layout),
+        place.dataset.x_train,
+        place.dataset.y_train,
+        members,
+        local_work(scenario, _number(config, "example-noise-multiplier")),
+        randomness,
+        chunk=scenario.engine.chunk,
+    )
+    weights = result.examples.float() if config["weighting"] == "examples" else torch.ones(len(clients))
+    updates, bits = protect(result.updates, scenario, config, randomness)
+    if scenario.defence.secure_aggregation:
+        updates = updates * weights[:, None]
+    replies = []
+    for k, message in enumerate(messages):
+        metrics = MetricRecord(
+            {
+                "num-examples": int(result.examples[k]),
+                "weight": float(weights[k]),
+                "train-loss": float(result.loss[k]),
+                "steps": int(result.steps[k]),
+            }
+        )
+        if bits is not None:
+            metrics["clip-bit"] = float(bits[k])
+        content = RecordDict({"arrays": to_record(updates[k], place.layout), "metrics": metrics})
+        replies.append(Message(content, reply_to=message))
+    return replies
+
+
+def protect(
+    updates: Tensor, scenario: Scenario, config: ConfigRecord, randomness: Sequence[ClientRandomness]
+) -> tuple[Tensor, Tensor | None]:
+    """The client-level defence of a cohort's updates (K, P): clip, noise, compress; and the noisy bits b_k + N(0, s^2).
+
+    Under secure aggregation n clients share the noise: each adds 1/sqrt(n) of its standard deviation, so that the sum
+    has all of it (Andrew et al. 2021 for the bit that says whether the norm was within the clipping norm).
+    """
+    defence, bits = scenario.defence, None
+    if defence.client_dp is not None:
+        share = 1 / np.sqrt(_number(config, "cohort-size")) if defence.secure_aggregation else 1.0
+        norm = _number(config, "clipping-norm")
+        generators = [each.client_noise() for each in randomness]
+        if defence.client_dp.adaptive is not None:
+            within = (torch.linalg.vector_norm(updates, dim=1) <= norm).double().numpy()
+            noise = np.array([generator.standard_normal() for generator in generators])
+            bits = torch.from_numpy(within + share * defence.client_dp.adaptive.bit_noise * noise)
+        gaussian = defence.client_dp.noise == "gaussian"
+        add_noise = add_gaussian if gaussian else add_laplace
+        clipped = clip(updates, norm, 2 if gaussian else 1)
+        updates = add_noise(clipped, share * _number(config, "client-noise-multiplier"), generators)
+    return compress(updates, defence.compression), bits
+
+
+def compress(updates: Tensor, compression: Compression | None) -> Tensor:
+    """The updates (K, P) as they are sent."""
+    if compression is None:
+        return updates
+    if isinstance(compression, Prune):
+        return prune(updates, compression.keep)
+    return quantise(updates, compression.bits) if isinstance(compression, Quantise) else sign(updates)
+
+
+def _number(config: ConfigRecord, key: str) -> float:
+    value = config[key]
+    if not isinstance(value, int | float):
+        raise FedsimError(f"the server sent {key} {value!r}, which is not a number")
+    return float(value)
+
+
+def _integer(config: ConfigRecord, key: str) -> int:
+    return int(_number(config, key))
+
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Answer one message: a client is a cohort of one."""
+    return answer([message], [context])[0]

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run folder: written so that a run that is killed at any moment can go on, and ends with the same bytes.
+
+Lines are appended as rounds happen. Every few seconds a checkpoint says how far the files were valid, together with
+the model and the server's state at that point; a resumed run cuts the files back to there and goes on. Nothing in the
+folder holds a wall-clock time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.federation.transcript import TranscriptWriter
+from fedsim.scenario import AdversarySection
+from fedsim.training import Layout
+
+CHECKPOINT_SECONDS = 2.0
+APPENDED = ("metrics.jsonl", "transcript/messages.jsonl")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands after a round: the model (P,), and the strategy's state."""
+
+    round: int
+    model: Tensor
+    state: dict[str, Tensor]
+
+
+def create_folder(path: Path, files: Mapping[str, str]) -> None:
+    """Make a run folder with its first files; it appears complete or not at all."""
+    if path.exists():
+        raise RunError(f"{path} is already there; choose another --out, or go on with it by --resume {path}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        (temporary / "transcript").mkdir(parents=True)
+        for name, content in files.items():
+            (temporary / name).write_text(content)
+        temporary.rename(path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(f"cannot write the run folder {path}: {error.strerror}; choose another --out") from error
+
+
+def next_free_folder(parent: Path, name: str) -> Path:
+    """`parent/name-001`, or the first number that is free."""
+    return next(path for n in range(1, 10**6) if not (path := parent / f"{name}-{n:03d}").exists())
+
+
+class RunWriter:
+    """Appends to a run folder, from its last checkpoint on. One process at a time."""
+
+    def __init__(self, path: Path, layout: Layout, adversary: AdversarySection) -> None:
+        self.path, self.last_checkpoint = path, time.monotonic()
+        self.lock = (path / ".lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{path} is being written by another process; wait for it, or choose another --out"
+            ) from None
+        self.checkpoint = read_checkpoint(path)
+        _cut_back(path, self.checkpoint)
+        self.metrics = (path / "metrics.jsonl").open("ab")
+        self.transcript = TranscriptWriter(path / "transcript", layout, adversary)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl."""
+        self.metrics.write((json.dumps(line) + "\n").encode())
+        self.metrics.flush()
+
+    def save(self, checkpoint: Checkpoint, *, now: bool = False) -> None:
+        """Make what is written so far durable, if the last time was a while ago (or `now`)."""
+        if not now and time.monotonic() - self.last_checkpoint < CHECKPOINT_SECONDS:
+            return
+        for file in (self.metrics, self.transcript.messages):
+            os.fsync(file.fileno())
+        place = {"round": checkpoint.round, "bytes": {name: (self.path / name).stat().st_size for name in APPENDED}}
+        tensors = {"model": checkpoint.model, **checkpoint.state}
+        write_durably(self.path / "checkpoint.safetensors", save(tensors, {"fedsim": json.dumps(place)}))
+        self.last_checkpoint = time.monotonic()
+
+    def finish(self, model: Mapping[str, Tensor]) -> None:
+        """The trained model ends a run; its presence is what makes a run complete."""
+        write_durably(self.path / "model.safetensors", save({name: tensor.clone() for name, tensor in model.items()}))
+        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        self.close()
+        (self.path / ".lock").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the files and let go of the folder."""
+        for file in (self.metrics, self.transcript.messages, self.lock):
+            file.close()
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The last checkpoint of a run folder, if it has one."""
+    file = path / "checkpoint.safetensors"
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            place = json.loads(tensors.metadata()["fedsim"])
+            state = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
+        return Checkpoint(place["round"], state.pop("model"), state)
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise RunError(f"{file} is damaged ({error}); delete it and resume, the run then starts at round 1") from error
+
+
+def _cut_back(path: Path, checkpoint: Checkpoint | None) -> None:
+    """Undo whatever was written after the checkpoint."""
+    sizes = dict.fromkeys(APPENDED, 0)
+    if checkpoint is not None:
+        with safe_open(path / "checkpoint.safetensors", framework="pt") as tensors:
+            sizes = json.loads(tensors.metadata()["fedsim"])["bytes"]
+    for name, size in sizes.items():
+        file = path / name
+        if file.is_file():
+            os.truncate(file, size)
+    for file in path.rglob("*.tmp"):
+        file.unlink()
+    last = checkpoint.round if checkpoint else 0
+    for file in (path / "transcript").glob("round-*"):
+        if int(file.name.split("-")[1][:5]) > last:
+            file.unlink()
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all, also after a power cut."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a run: everything that is decided before the first round, and everything that can be wrong with it.
+
+Who takes part in which round is a function of the seed, so the privacy that a run will have spent is known exactly
+before it begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedsim.data import Dataset, Partition, label_counts
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import local_work, workplace
+from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
+from fedsim.federation.evaluation import evaluate
+from fedsim.models import describe
+from fedsim.privacy import Noise, PrivacyClaim
+from fedsim.randomness import ClientRandomness
+from fedsim.scenario import Scenario
+from fedsim.training import Layout, batch_schedule, train_cohort
+
+PICTURED_CLIENTS = 40
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A scenario with its data, its model, its cohorts and its privacy claims."""
+
+    scenario: Scenario
+    dataset: Dataset
+    partition: Partition
+    model: nn.Module
+    layout: Layout
+    start: Tensor
+    population: int
+    cohort_size: float
+    cohorts: tuple[Cohort, ...]
+    noise: Noise
+    curve: tuple[tuple[PrivacyClaim, ...], ...]
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of the model."""
+        return self.layout.parameters
+
+    @property
+    def claims(self) -> tuple[PrivacyClaim, ...]:
+        """What the whole run will have spent; the first claim is the one against the server."""
+        return self.curve[-1]
+
+    def claims_after(self, round_: int) -> tuple[PrivacyClaim, ...]:
+        """What the first rounds will have spent; nothing is claimed before the first."""
+        return self.curve[round_ - 1] if round_ else ()
+
+    @property
+    def steps_per_round(self) -> int:
+        """The most local steps that a client does in a round."""
+        sizes = {self.partition.size(int(client)) for cohort in self.cohorts for client in cohort}
+        work = local_work(self.scenario, 0.0)
+        rng = np.random.default_rng(0)
+        return max((len(batch_schedule(size, work, rng)) for size in sizes if size), default=0)
+
+    @property
+    def transcript_bytes(self) -> int:
+        """About how much the transcript will hold."""
+        adversary, sums = self.scenario.adversary, self.scenario.defence.secure_aggregation
+        rounds = _kept(adversary.keep_rounds, self.scenario.rounds)
+        updates = 1 if sums else _kept(adversary.keep_clients, round(self.cohort_size))
+        return 4 * self.layout.size * rounds * (1 + updates)
+
+
+def scenario_json(scenario: Scenario) -> str:
+    """The scenario as one string: what was set, so that it validates again to the same."""
+    return scenario.model_dump_json(exclude_unset=True)
+
+
+@lru_cache(maxsize=4)
+def plan(scenario: Scenario) -> Plan:
+    """Prepare a run without writing anything; raises a FedsimError for whatever is impossible."""
+    place = workplace(scenario_json(scenario))
+    population = place.partition.population
+    size = expected_size(scenario.cohort, population)
+    cohorts = tuple(
+        sample_cohort(scenario.cohort, population, scenario.seed, round_) for round_ in range(1, scenario.rounds + 1)
+    )
+    if not any(len(cohort) for cohort in cohorts):
+        raise ScenarioError(f"cohort: nobody is drawn in {scenario.rounds} rounds; raise cohort.rate or rounds")
+    for name, given in (("attacks", scenario.attacks), ("audit", scenario.audit)):
+        if given:
+            raise ScenarioError(
+                f"{name}: {given[0]!r} is not known to this version, which has none yet; leave {name} out"
+            )
+    noise, curve = _privacy(scenario, place.partition, cohorts, population, size)
+    start = place.layout.flatten(place.model.state_dict())
+    return Plan(
+        scenario,
+        place.dataset,
+        place.partition,
+        place.model,
+        place.layout,
+        start,
+        population,
+        size,
+        cohorts,
+        noise,
+        curve,
+    )
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """What a report tells about the run, beside its metrics and claims."""
+    dataset = plan.dataset
+    pictured = _pictured(plan.cohorts)
+    counts = label_counts(plan.partition, dataset.y_train, pictured, dataset.classes)
+    return {
+        "name": plan.scenario.name,
+        "question": plan.scenario.question,
+        "rounds": plan.scenario.rounds,
+        "parameters": plan.parameters,
+        "model_text": describe(plan.model),
+        "data": dataset.name,
+        "kind": dataset.kind,
+        "classes": dataset.classes,
+        "class_names": list(dataset.class_names),
+        "train_rows": len(dataset.x_train),
+        "test_rows": len(dataset.x_test),
+        "input_shape": list(dataset.x_train.shape[1:]),
+        "population": plan.population,
+        "cohort_size": plan.cohort_size,
+        "noise": vars(plan.noise),
+        "partition": {"clients": pictured, "counts": counts.tolist(), "sizes": counts.sum(axis=1).tolist()},
+        "cohorts": [cohort.tolist() for cohort in plan.cohorts],
+    }
+
+
+def estimate_seconds(plan: Plan) -> float:
+    """About how long the run may take: a few real local steps and one evaluation, extrapolated."""
+    clients = next(cohort for cohort in plan.cohorts if len(cohort))[:8].tolist()
+    members = [plan.partition.members(client) for client in clients]
+    randomness = [ClientRandomness(plan.scenario.seed, 0, client) for client in clients]
+    work = local_work(plan.scenario, plan.noise.example or 0.0)
+    if work.kind == "fedavg":
+        work = replace(work, steps=2)
+    arguments = (plan.model, plan.start, plan.dataset.x_train, plan.dataset.y_train, members, work, randomness)
+    train_cohort(*arguments)
+    begun = time.perf_counter()
+    steps = int(train_cohort(*arguments).steps.sum())
+    trained = time.perf_counter()
+    evaluate(plan.model, plan.layout, plan.start, plan.dataset.x_test, plan.dataset.y_test)
+    evaluated = time.perf_counter()
+    client_rounds = sum(len(cohort) for cohort in plan.cohorts)
+    evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
+    training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
+    return training + (evaluated - trained) * evaluations
+
+
+def _kept(keep: Any, total: int) -> int:
+    if keep == "all":
+        return total
+    return min(total, keep if isinstance(keep, int) else len(keep))
+
+
+def _pictured(cohorts: Sequence[Cohort]) -> list[int]:
+    """The first few clients that take part, in increasing order."""
+    seen = dict.fromkeys(int(client) for cohort in cohorts for client in cohort)
+    return sorted(list(seen)[:PICTURED_CLIENTS])

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a scenario, and open a run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
+
+from fedsim.errors import RunError
+from fedsim.federation.client import answer
+from fedsim.federation.folder import create_folder, next_free_folder
+from fedsim.federation.inline import SERVER_NODE, InlineGrid
+from fedsim.federation.plan import plan, scenario_json, summary
+from fedsim.federation.server import Progress, server_app
+from fedsim.federation.transcript import Transcript
+from fedsim.federation.truth import write_truth
+from fedsim.privacy import PrivacyClaim
+from fedsim.scenario import Scenario
+from fedsim.scenario_file import dump_scenario, load_scenario
+
+
+class Run:
+    """A run folder: what ran, what the server saw, what was spent."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "scenario.yaml").is_file():
+            raise RunError(f"{path} is not the folder of a run (scenario.yaml is missing); name one that is, see runs/")
+        self.path = path
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "unfinished"
+        return f"Run({str(self.path)!r}, {state})"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has come to its end."""
+        return (self.path / "model.safetensors").is_file()
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        """The scenario as it ran."""
+        return load_scenario(self.path / "scenario.yaml")
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row a round, from the round 0 before training on; `privacy` holds what had been spent by then."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        """What the server saw."""
+        return Transcript(self.path / "transcript")
+
+    @cached_property
+    def claims(self) -> tuple[PrivacyClaim, ...]:
+        """Every privacy claim that the run supports; the first is the one against the server."""
+        return tuple(PrivacyClaim.from_dict(claim) for claim in json.loads((self.path / "claims.json").read_text()))
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """The privacy claim against the server, if there is one."""
+        return self.claims[0] if self.claims else None
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The data, the model and the clients in numbers."""
+        content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return content
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """The weights of the trained model."""
+        if not self.complete:
+            raise RunError(f"{self.path} is not finished; go on with it by fedsim run --resume {self.path}")
+        return load_file(self.path / "model.safetensors")
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a folder."""
+    return Run(Path(path))
+
+
+def run(
+    scenario: Scenario | str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a scenario (an object, the name of a packaged one, or a file) to its end.
+
+    The run folder is `out`, by default the next free `runs/NAME-001`. Nothing is written unless the plan is sound.
+    """
+    if not isinstance(scenario, Scenario):
+        scenario = load_scenario(scenario, overrides)
+    scenario = _with_absolute_path(scenario)
+    planned = plan(scenario)
+    path = Path(out) if out is not None else next_free_folder(Path("runs"), scenario.name)
+    create_folder(
+        path,
+        {
+            "scenario.yaml": dump_scenario(scenario),
+            "summary.json": json.dumps(summary(planned), indent=1) + "\n",
+            "claims.json": json.dumps([claim.to_dict() for claim in planned.claims], indent=1) + "\n",
+        },
+    )
+    return _go_on(scenario, path, progress)
+
+
+def resume(path: str | Path, *, progress: Progress | None = None) -> Run:
+    """Go on with a run that was interrupted, to the same end that it would have had."""
+    unfinished = Run(Path(path))
+    return unfinished if unfinished.complete else _go_on(unfinished.scenario, unfinished.path, progress)
+
+
+def _go_on(scenario: Scenario, path: Path, progress: Progress | None) -> Run:
+    planned = plan(scenario)
+    configuration: dict[str, str | int | float | bool] = {"scenario": scenario_json(scenario)}
+    grid = InlineGrid(planned.population, answer, configuration)
+    context = Context(1, SERVER_NODE, {}, RecordDict(), {**configuration, "folder": str(path)})
+    write_truth(planned, path / "truth")
+    with _threads(scenario.engine.threads):
+        server_app(progress)(grid, context)
+    return Run(path)
+
+
+def _with_absolute_path(scenario: Scenario) -> Scenario:
+    """The same scenario with the data's path made absolute, so that a run can be resumed from any folder."""
+    path = getattr(scenario.data, "path", None)
+    if path is None:
+        return scenario
+    return scenario.model_copy(update={"data": scenario.data.model_copy(update={"path": str(Path(path).absolute())})})
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ServerApp: the rounds of a federation, the same on every engine.
+
+Flower's own `Strategy.start` cannot begin at a round other than the first and keeps nothing of what it sees, so the
+loop is here; it calls the strategy as Flower would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.federation.arrays import to_flat, to_record
+from fedsim.federation.evaluation import Score, evaluate
+from fedsim.federation.folder import Checkpoint, RunWriter
+from fedsim.federation.inline import client_of, node_of
+from fedsim.federation.plan import Plan, plan
+from fedsim.federation.transcript import MessageLine
+from fedsim.privacy import PrivacyClaim
+from fedsim.scenario import Scenario
+from fedsim.strategies import STRATEGIES, FedAvg
+from fedsim.strategies.fedavg import Rules
+from fedsim.strategies.replies import Arrival, Refusal, secure_sum
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """How a round went. Loss and accuracy are None where the model was not evaluated."""
+
+    round: int
+    rounds: int
+    clients: int
+    failures: int
+    train_loss: float | None
+    loss: float | None
+    accuracy: float | None
+    update_norm_mean: float | None
+    claims: tuple[PrivacyClaim, ...]
+
+
+Progress = Callable[[RoundReport], None]
+
+
+def server_app(progress: Progress | None = None) -> ServerApp:
+    """The ServerApp; it finds the scenario and the run folder in the run's configuration."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        scenario = Scenario.model_validate_json(str(context.run_config["scenario"]))
+        serve(grid, plan(scenario), Path(str(context.run_config["folder"])), progress)
+
+    return app
+
+
+app = server_app()
+
+
+def serve(grid: Grid, plan: Plan, folder: Path, progress: Progress | None = None) -> None:
+    """Run the rounds that are left, and leave the trained model in the run folder."""
+    writer = RunWriter(folder, plan.layout, plan.scenario.adversary)
+    try:
+        model = _rounds(grid, plan, writer, progress or (lambda report: None))
+        writer.finish(plan.layout.unflatten(model))
+    finally:
+        writer.close()
+
+
+def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Tensor:
+    refusals: list[Refusal] = []
+
+    def observe(round_: int, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> None:
+        refusals[:] = refused
+        writer.transcript.received(round_, _received(round_, strategy.reply_kind, arrivals, refused))
+
+    strategy = make_strategy(plan, observe)
+    checkpoint = writer.checkpoint
+    if checkpoint is not None:
+        strategy.load_state(checkpoint.state)
+        model = checkpoint.model
+    else:
+        model = plan.start
+        _report(plan, writer, progress, 0, None, _evaluate(plan, 0, model))
+    arrays = to_record(model, plan.layout)
+    for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
+        arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays)
+        if refusals and metrics["clients"] == 0:
+            raise RunError(
+                f"round {round_}: all {len(refusals)} clients failed, the first (client {refusals[0].client}) because "
+                f"{refusals[0].reason}; mend the scenario and run it again"
+            )
+        model = to_flat(arrays, plan.layout)
+        _report(plan, writer, progress, round_, metrics, _evaluate(plan, round_, model))
+        writer.save(Checkpoint(round_, model, strategy.state()))
+    return model
+
+
+def play_round(
+    grid: Grid, plan: Plan, writer: RunWriter, strategy: FedAvg, round_: int, arrays: ArrayRecord
+) -> tuple[ArrayRecord, MetricRecord]:
+    """One round: send the model, collect what comes back, write both down, aggregate."""
+    messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
+    config = dict(messages[0].content.config_records["config"]) if messages else {}
+    sent = MessageLine(round_, "sent", "model", clients=len(messages), config=config)
+    writer.transcript.sent(sent, strategy.model)
+    replies = list(grid.send_and_receive(messages))
+    if plan.scenario.defence.secure_aggregation:
+        replies = secure_sum(replies, plan.layout, client_of)
+    aggregate, metrics = strategy.aggregate_train(round_, replies)
+    return arrays if aggregate is None else aggregate, metrics or MetricRecord()
+
+
+def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequence[Refusal]], None]) -> FedAvg:
+    """The strategy of a planned scenario."""
+    scenario = plan.scenario
+    rules = Rules(
+        section=scenario.strategy,
+        weighting=scenario.strategy.weighting or ("uniform" if scenario.defence.client_dp else "examples"),
+        cohort=lambda round_: plan.cohorts[round_ - 1].tolist(),
+        cohort_size=plan.cohort_size,
+        node_of=node_of,
+        client_of=client_of,
+        seed=scenario.seed,
+        client_dp=scenario.defence.client_dp,
+        client_noise=plan.noise.client or 0.0,
+        example_noise=plan.noise.example or 0.0,
+        secure_aggregation=scenario.defence.secure_aggregation,
+    )
+    return STRATEGIES[scenario.strategy.name](plan.layout, rules, observer)
+
+
+def _received(
+    round_: int, kind: Any, arrivals: Sequence[Arrival], refused: Sequence[Refusal]
+) -> list[tuple[MessageLine, Tensor | None]]:
+    lines: list[tuple[MessageLine, Tensor | None]] = []
+    for arrival in arrivals:
+        facts = {"norm": arrival.norm, "examples": arrival.examples, "loss": arrival.loss}
+        summed = arrival.client is None
+        clients = arrival.clients if summed else None
+        what = "sum" if summed else kind
+        lines.append((MessageLine(round_, "received", what, arrival.client, clients, **facts), arrival.row))
+    lines += [(MessageLine(round_, "received", "error", no.client, reason=no.reason), None) for no in refused]
+    return lines
+
+
+def _evaluate(plan: Plan, round_: int, model: Tensor) -> Score | None:
+    if round_ % plan.scenario.evaluate_every and round_ != plan.scenario.rounds:
+        return None
+    return evaluate(plan.model, plan.layout, model, plan.dataset.x_test, plan.dataset.y_test)
+
+
+def _report(
+    plan: Plan, writer: RunWriter, progress: Progress, round_: int, metrics: MetricRecord | None, score: Score | None
+) -> None:
+    metrics = metrics or MetricRecord({"clients": 0, "failures": 0})
+    claims = plan.claims_after(round_)
+    number = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+    report = RoundReport(
+        round=round_,
+        rounds=plan.scenario.rounds,
+        clients=int(number["clients"]),
+        failures=int(number["failures"]),
+        train_loss=number.get("train-loss"),
+        loss=score.loss if score else None,
+        accuracy=score.accuracy if score else None,
+        update_norm_mean=number.get("update-norm"),
+        claims=claims,
+    )
+    line = {key: value for key, value in vars(report).items() if key not in {"rounds", "claims"}}
+    fields = ("epsilon", "delta", "unit", "adjacency", "observer")
+    privacy = [{key: value for key, value in claim.to_dict().items() if key in fields} for claim in claims]
+    writer.append_metrics({**line, "privacy": privacy})
+    progress(report)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transcript: what the server saw, written down as it happens, and read by attacks and audits.
+
+    transcript/layout.json                    the names and shapes of the model's tensors
+    transcript/messages.jsonl                 one line a message; the SHA-256 of tensors that are kept
+    transcript/round-00001-sent.safetensors   the model that the server sent in round 1
+    transcript/round-00001-received.safetensors   the updates that it received, "client-7/fc.weight", or their sum
+
+It holds nothing that a server could not see: under secure aggregation sums only. The files can be read while they grow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.scenario import AdversarySection
+from fedsim.training import Layout
+
+Kind = Literal["model", "update", "gradient", "sum", "error"]
+
+
+@dataclass(frozen=True)
+class MessageLine:
+    """One message as the server saw it. `client` is None for what concerns the whole cohort."""
+
+    round: int
+    direction: Literal["sent", "received"]
+    kind: Kind
+    client: int | None = None
+    clients: int | None = None
+    norm: float | None = None
+    examples: int | None = None
+    loss: float | None = None
+    bytes: int = 0
+    sha256: str | None = None
+    file: str | None = None
+    reason: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TranscriptWriter:
+    """Appends to a transcript what the adversary of the scenario keeps."""
+
+    def __init__(self, folder: Path, layout: Layout, adversary: AdversarySection) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.layout, self.adversary = folder, layout, adversary
+        write_json(folder / "layout.json", {"names": layout.names, "shapes": [list(s) for s in layout.shapes]})
+        self.messages = (folder / "messages.jsonl").open("ab")
+
+    def sent(self, line: MessageLine, model: Tensor) -> None:
+        """The model (P,) that went to a cohort, with its configuration."""
+        file = f"round-{line.round:05d}-sent.safetensors" if keeps_round(self.adversary, line.round) else None
+        if file:
+            save_tensors(self.folder / file, {"model": model}, self.layout)
+        self._append([_with_tensor(line, model, file)])
+
+    def received(self, round_: int, arrivals: Sequence[tuple[MessageLine, Tensor | None]]) -> None:
+        """What came back: each message with its tensor (P,), where it has one."""
+        with_tensor = [(line, row) for line, row in arrivals if row is not None]
+        kept = {
+            key_of(line): row
+            for position, (line, row) in enumerate(with_tensor)
+            if keeps_round(self.adversary, round_)
+            and (line.client is None or keeps_client(self.adversary, line.client, position))
+        }
+        file = f"round-{round_:05d}-received.safetensors" if kept else None
+        if file:
+            save_tensors(self.folder / file, kept, self.layout)
+        self._append(
+            [
+                line if row is None else _with_tensor(line, row, file if key_of(line) in kept else None)
+                for line, row in arrivals
+            ]
+        )
+
+    def _append(self, lines: Sequence[MessageLine]) -> None:
+        dicts = [{name: value for name, value in vars(line).items() if value not in (None, {})} for line in lines]
+        self.messages.write("".join(json.dumps(content) + "\n" for content in dicts).encode())
+        self.messages.flush()
+
+
+class Transcript:
+    """What the server of a run saw, as it lies on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "layout.json").is_file():
+            raise RunError(f"{folder} holds no transcript (layout.json is missing); name the folder of a run")
+        self.folder = folder
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The name and shape of each of the model's tensors, in the order of the flat vector."""
+        content = json.loads((self.folder / "layout.json").read_text())
+        return {name: torch.Size(shape) for name, shape in zip(content["names"], content["shapes"], strict=True)}
+
+    def messages(self) -> Iterator[MessageLine]:
+        """Every message so far, in order; a last line that is still being written is left out."""
+        path = self.folder / "messages.jsonl"
+        if path.is_file():
+            with path.open() as lines:
+                yield from (MessageLine(**json.loads(line)) for line in lines if line.endswith("\n"))
+
+    def model(self, round_: int) -> dict[str, Tensor]:
+        """The model that was sent in a round."""
+        return self._tensors(f"round-{round_:05d}-sent.safetensors", "model")
+
+    def update(self, round_: int, client: int) -> dict[str, Tensor]:
+        """The update (or gradient) that a client sent in a round."""
+        return self._tensors(f"round-{round_:05d}-received.safetensors", f"client-{client}")
+
+    def sum(self, round_: int) -> dict[str, Tensor]:
+        """The sum of a round's updates, under secure aggregation."""
+        return self._tensors(f"round-{round_:05d}-received.safetensors", "sum")
+
+    def verify(self) -> int:
+        """Check every kept message against its SHA-256; the number of messages that were checked."""
+        checked = 0
+        for line in self.messages():
+            if line.file and line.sha256:
+                tensors = self._tensors(line.file, key_of(line))
+                if sha256(torch.cat([tensor.flatten() for tensor in tensors.values()])) != line.sha256:
+                    raise RunError(f"{self.folder / line.file} is damaged: {key_of(line)} does not have its SHA-256")
+                checked += 1
+        return checked
+
+    def _tensors(self, file: str, key: str) -> dict[str, Tensor]:
+        path = self.folder / file
+        if not path.is_file():
+            raise RunError(f"{path} was not kept; raise adversary.keep_rounds in the scenario and run again")
+        with safe_open(path, framework="pt") as tensors:
+            if f"{key}/{next(iter(self.shapes))}" not in tensors.keys():  # noqa: SIM118 - not a mapping
+                raise RunError(f"{path} does not hold {key}; see adversary.keep_clients and defence.secure_aggregation")
+            return {name: tensors.get_tensor(f"{key}/{name}") for name in self.shapes}
+
+
+def keeps_round(adversary: AdversarySection, round_: int) -> bool:
+    """Whether the tensors of this round are written."""
+    keep = adversary.keep_rounds
+    return keep == "all" or (round_ <= keep if isinstance(keep, int) else round_ in keep)
+
+
+def keeps_client(adversary: AdversarySection, client: int, position: int) -> bool:
+    """Whether the update of this client, at this position of the cohort, is written."""
+    keep = adversary.keep_clients
+    return keep == "all" or (position < keep if isinstance(keep, int) else client in keep)
+
+
+def key_of(line: MessageLine) -> str:
+    """The name of a message's tensors within its file."""
+    if line.kind == "model":
+        return "model"
+    return "sum" if line.client is None else f"client-{line.client}"
+
+
+def _with_tensor(line: MessageLine, row: Tensor, file: str | None) -> MessageLine:
+    return replace(line, bytes=4 * row.numel(), file=file, sha256=sha256(row) if file else None)
+
+
+def sha256(flat: Tensor) -> str:
+    """SHA-256 of the little-endian float32 bytes of a flat vector."""
+    return hashlib.sha256(np.ascontiguousarray(flat.numpy())).hexdigest()
+
+
+def save_tensors(path: Path, rows: Mapping[str, Tensor], layout: Layout) -> None:
+    """Write flat vectors as named tensors `key/name`; the file appears complete or not at all."""
+    tensors = {
+        f"{key}/{name}": view.numpy() for key, row in rows.items() for name, view in layout.unflatten(row).items()
+    }
+    temporary = path.with_suffix(".tmp")
+    save_file(tensors, temporary)
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file that appears complete or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(path)

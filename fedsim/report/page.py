@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a run: one HTML file that needs nothing else, and its figures as files of their own beside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fedsim.privacy.claim import PrivacyClaim
+from fedsim.report import words
+from fedsim.report.blocks import Fact, Section
+from fedsim.report.figures import INKS
+from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
+from fedsim.report.run_files import RunFiles, Spent, read_run_files
+from fedsim.report.sections import SECTIONS
+
+# The only script: a button that swaps the themes. The page is complete without it.
+THEME_SCRIPT = """
+const button = document.getElementById("theme");
+const dark = () => getComputedStyle(document.documentElement).colorScheme === "dark" ||
+  (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+button.hidden = false;
+button.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; });
+"""
+
+
+def write_report(run_path: Path) -> Path:
+    """Write `report.html` and `figures/` into a run folder, from the folder's files alone; the path of the page.
+
+    The same folder gives the same bytes. A run that is still growing gives a report that says so.
+    """
+    run = read_run_files(run_path)
+    sections = tuple(section for make in SECTIONS if (section := make(run)) is not None)
+    figures = run_path / "figures"
+    figures.mkdir(exist_ok=True)
+    for section in sections:
+        for drawing in section.drawings:
+            _write(figures / f"{drawing.name}.svg", drawing.standalone)
+            _write(figures / f"{drawing.name}.csv", drawing.data.csv)
+    page = run_path / "report.html"
+    _write(page, render(run, sections))
+    return page
+
+
+def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
+    """The page as text. Everything from the run is escaped; only our own style, script and SVG are taken as they are."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = words.number
+    environment.filters["cell"] = words.cell
+    environment.filters["svg"] = Markup
+    here = files("fedsim.report")
+    template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        run=run,
+        facts=facts(run),
+        status=status(run),
+        sections=sections,
+        style=Markup(_inks() + here.joinpath("style.css").read_text(encoding="utf-8")),
+        script=Markup(THEME_SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode(),
+    )
+
+
+def facts(run: RunFiles) -> tuple[Fact, ...]:
+    """The row at the top: what a reader in a hurry must know, privacy in full."""
+    return (_accuracy(run), _rounds(run), _clients(run), _seen(run), *_claims(run))
+
+
+def status(run: RunFiles) -> str:
+    """A sentence when the run has not ended, else nothing."""
+    if run.finished:
+        return ""
+    if run.rounds_done >= run.scenario.rounds:
+        return (
+            "All rounds are done, but the final model is not written yet: this is a report of a run that has not ended."
+        )
+    done = f"{run.rounds_done} of {words.count(run.scenario.rounds, 'planned round')}"
+    return f"This run has not ended: {done} are done. Everything below is as it stood then, and more privacy will be spent."
+
+
+def _accuracy(run: RunFiles) -> Fact:
+    evaluated = [line for line in run.rounds if line.accuracy is not None]
+    if not evaluated:
+        return Fact("Test accuracy", "–", "not evaluated yet")
+    last = evaluated[-1]
+    rows = f", {words.count(run.summary.test_rows, 'held-out row')}" if run.summary.test_rows is not None else ""
+    return Fact("Test accuracy", f"{last.accuracy:.3f}", f"after round {last.round}{rows}")
+
+
+def _rounds(run: RunFiles) -> Fact:
+    planned = run.scenario.rounds
+    name = {"fedavg": "FedAvg", "fedsgd": "FedSGD"}[run.scenario.strategy.name]
+    if run.rounds_done < planned:
+        return Fact("Rounds", f"{run.rounds_done:,} of {planned:,}", f"{name}, not ended", alarming=True)
+    return Fact("Rounds", f"{planned:,}", f"of {name}")
+
+
+def _clients(run: RunFiles) -> Fact:
+    known = run.summary.population or run.scenario.cohort.population
+    return Fact("Clients", "–" if known is None else f"{known:,}", words.in_a_round(run))
+
+
+def _seen(run: RunFiles) -> Fact:
+    failures = f"{words.count(len(run.failures), 'failure')}" if run.failures else "no failures"
+    noun = "sum" if run.scenario.defence.secure_aggregation else "update"
+    if run.scenario.strategy.name == "fedsgd" and noun == "update":
+        noun = "gradient"
+    how = "no single update" if noun == "sum" else "one by one"
+    return Fact("The server saw", words.count(len(run.received), noun), f"{how}; {failures}")
+
+
+def _claims(run: RunFiles) -> tuple[Fact, ...]:
+    """Each claim, in full; of a run that has not ended, what was spent so far."""
+    spent = run.rounds[-1].privacy if run.rounds else ()
+    if run.finished:
+        claims, label = run.claims, "Privacy claim"
+    else:
+        claims, label = spent, f"Privacy spent so far, after round {run.rounds_done}"
+    if claims:
+        return tuple(_claim(claim, label) for claim in claims)
+    if promises_noise(run) and not run.finished:
+        return (Fact("Privacy claim", "not yet", "nothing has been accounted for yet", wide=True),)
+    head, _, tail = no_claim(run).partition(": ")
+    return (Fact("Privacy", head, tail, wide=True, alarming=True),)
+
+
+def _claim(claim: Spent | PrivacyClaim, label: str) -> Fact:
+    if math.isinf(claim.epsilon):
+        against = f" against {claim.observer}" if claim.observer else ""
+        return Fact("Privacy", "no privacy claim", f"for a single {claim.unit}{against}", wide=True, alarming=True)
+    return Fact(label, f"ε = {words.epsilon(claim.epsilon)}", full_claim(claim), wide=True)
+
+
+def _inks() -> str:
+    """The colours as CSS variables: light for every browser, both themes where light-dark() is known."""
+    light = "".join(f"--{name}:{light};" for name, (light, _) in INKS.items())
+    both = "".join(f"--{name}:light-dark({light},{dark});" for name, (light, dark) in INKS.items())
+    return f":root{{{light}}}\n@supports (color:light-dark(#000,#fff)){{:root{{color-scheme:light dark;{both}}}}}\n"
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    temporary.replace(path)

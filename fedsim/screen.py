@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands show: progress while a run goes on, tables for people, documents for programs.
+
+An epsilon is never shown without its delta and its unit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedsim.federation.plan import Plan
+    from fedsim.federation.run import Run
+    from fedsim.federation.server import Progress, RoundReport
+    from fedsim.privacy import PrivacyClaim
+
+_FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe, where no terminal says how many there are
+
+
+def console() -> Console:
+    """Where people read: standard output."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=_FILE_WIDTH)
+
+
+def show_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Names and what they stand for, in two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(escape(name), escape(value))
+    console().print(table)
+
+
+def show_json(document: Any) -> None:
+    """One JSON document, and nothing else, on standard output."""
+    sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with infinities and NaN, which JSON does not have, as text."""
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+# --- while a run goes on --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def showing_progress(*, quiet: bool) -> Iterator[Progress]:
+    """What to call after each round: it moves a bar on a terminal, and prints a line anywhere else."""
+    errors = Console(stderr=True)
+    if sys.stdout.isatty() or (quiet and errors.is_terminal):
+        with _bar(errors) as progress:
+            yield progress
+    elif quiet:
+        yield lambda report: None
+    else:
+        yield lambda report: print(round_line(report), flush=True)
+
+
+@contextmanager
+def _bar(errors: Console) -> Iterator[Progress]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = ("round", MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("rounds", total=None, news="")
+        yield lambda report: bar.update(task, total=report.rounds, completed=report.round, news=escape(_news(report)))
+
+
+def _news(report: RoundReport) -> str:
+    accuracy = "" if report.accuracy is None else f"accuracy {report.accuracy:.3f}"
+    return "  ".join(part for part in (accuracy, *map(_spent, report.claims[:1])) if part)
+
+
+def _spent(claim: PrivacyClaim) -> str:
+    return (
+        f"ε ≤ {math.ceil(claim.epsilon * 100) / 100:g} at δ = {claim.delta:g} per {claim.unit}" if claim.finite else ""
+    )
+
+
+def round_line(report: RoundReport) -> str:
+    """A round as `name=value` pairs; each claim adds its epsilon, delta and unit; what was not measured is left out."""
+    pairs: list[tuple[str, Any]] = [
+        ("round", report.round),
+        ("of", report.rounds),
+        ("clients", report.clients),
+        ("failures", report.failures),
+        ("train_loss", report.train_loss),
+        ("loss", report.loss),
+        ("accuracy", report.accuracy),
+    ]
+    for claim in report.claims:
+        epsilon = repr(float(claim.epsilon))  # all digits: rounding could make a claim smaller than it is
+        pairs += [("epsilon", epsilon), ("delta", claim.delta), ("unit", claim.unit)]
+    return " ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in pairs
+        if value is not None
+    )
+
+
+# --- after a run ----------------------------------------------------------------------------------------------------
+
+
+def run_document(run: Run, report: Path | None) -> dict[str, Any]:
+    """A finished run for programs."""
+    return {
+        "name": run.scenario.name,
+        "folder": str(run.path),
+        "report": str(report) if report else None,
+        "rounds": run.scenario.rounds,
+        "accuracy": last_measured(run, "accuracy"),
+        "loss": last_measured(run, "loss"),
+        "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in run.claims],
+    }
+
+
+def run_rows(run: Run, report: Path | None) -> list[tuple[str, str]]:
+    """A finished run for people."""
+    scenario, summary, accuracy = run.scenario, run.summary, last_measured(run, "accuracy")
+    failures = int(run.metrics["failures"].sum())
+    return [
+        ("ran", f"{scenario.name}: {scenario.strategy.name}, {scenario.rounds} rounds, {clients(summary)}"),
+        ("model", f"{scenario.model.name}, {summary['parameters']:,} parameters, on {summary['data']}"),
+        (
+            "accuracy",
+            "not measured" if accuracy is None else f"{accuracy:.4f} on {summary['test_rows']:,} held-out rows",
+        ),
+        *([("failures", f"{failures} answers of clients were missing or refused, see the report")] if failures else []),
+        *_claim_rows(run.claims),
+        ("folder", str(run.path)),
+        *([("report", str(report))] if report else []),
+    ]
+
+
+def last_measured(run: Run, column: str) -> float | None:
+    """The last value of a metric that was measured at all."""
+    values = run.metrics[column].dropna()
+    return float(values.iloc[-1]) if len(values) else None
+
+
+def _claim_rows(claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
+    return [("privacy", claim.sentence()) for claim in claims] or [
+        ("privacy", "no claim: no defence that supports one")
+    ]
+
+
+# --- before a run ---------------------------------------------------------------------------------------------------
+
+
+def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
+    """What would run, for programs."""
+    return {
+        "name": plan.scenario.name,
+        "data": plan.dataset.name,
+        "train_rows": len(plan.dataset.x_train),
+        "test_rows": len(plan.dataset.x_test),
+        "population": plan.population,
+        "cohort_size": float(plan.cohort_size),
+        "model": plan.scenario.model.name,
+        "parameters": plan.parameters,
+        "strategy": plan.scenario.strategy.name,
+        "rounds": plan.scenario.rounds,
+        "steps_per_round": plan.steps_per_round,
+        "messages": messages(plan),
+        "transcript_bytes": plan.transcript_bytes,
+        "seconds": seconds,
+        "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in plan.claims],
+    }
+
+
+def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
+    """What would run, for people."""
+    scenario, dataset = plan.scenario, plan.dataset
+    shape = "x".join(map(str, dataset.x_train.shape[1:]))
+    rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
+    who = {"population": plan.population, "cohort_size": plan.cohort_size}
+    sampling = "" if plan.cohort_size == plan.population else f" ({scenario.cohort.sampling} sampling)"
+    steps = "one gradient" if scenario.strategy.name == "fedsgd" else f"at most {plan.steps_per_round:,} local steps"
+    return [
+        ("scenario", f"{scenario.name}: {scenario.question}" if scenario.question else scenario.name),
+        ("data", f"{dataset.name}: {rows}, input {shape}, {dataset.classes:,} classes"),
+        ("clients", f"{clients(who)}{sampling}, partition {scenario.partition.kind}"),
+        ("model", f"{scenario.model.name}, {plan.parameters:,} parameters"),
+        ("training", f"{scenario.strategy.name}, {scenario.rounds:,} rounds, {steps} for a client in a round"),
+        ("defence", _defence(plan)),
+        ("server sees", f"{messages(plan):,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
+        ("time", f"about {duration(seconds)} on this machine"),
+        *_claim_rows(plan.claims),
+    ]
+
+
+def clients(who: dict[str, Any]) -> str:
+    """How many clients take part in a round, of how many."""
+    population, cohort = int(who["population"]), float(who["cohort_size"])
+    if cohort == population:
+        return f"all {population:,} clients in each round"
+    return f"{'' if cohort.is_integer() else 'about '}{cohort:,.5g} of {population:,} clients in each round"
+
+
+def messages(plan: Plan) -> int:
+    """What passes the server: the model of each round, and an answer of each client, or one sum."""
+    sums = plan.scenario.defence.secure_aggregation
+    return sum(1 + (1 if sums else len(cohort)) for cohort in plan.cohorts)
+
+
+def _defence(plan: Plan) -> str:
+    defence = plan.scenario.defence
+    noise = {(claim.unit, claim.mechanism): claim.noise_multiplier for claim in plan.claims}
+    parts = [f"{mechanism} per {unit} with noise multiplier {value:.4g}" for (unit, mechanism), value in noise.items()]
+    parts += [f"{name} without a claim" for name in ("example_dp", "client_dp") if getattr(defence, name) and not parts]
+    parts += [f"compression by {defence.compression.kind}"] if defence.compression else []
+    parts += ["secure aggregation: the server sees sums only"] if defence.secure_aggregation else []
+    return ", ".join(parts) or "none"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 24 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 40 seconds, 12 minutes, 3.5 hours."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} second{'s' if round(seconds) > 1 else ''}"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

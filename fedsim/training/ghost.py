@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-example gradient norms without per-example gradients, and clipped sums by one batched product.
+
+The gradient of a linear map for one example is G = Σ_l d_l x_lᵀ, over the L positions at which the map is applied (1 for
+a plain layer, the tokens of a sequence, the pixels of a convolution). Its norm follows from the inputs x (L, I) and the
+output gradients d (L, O) alone (Goodfellow 2015; Li et al. 2022, section 4):
+
+    |G|² = |x|² |d|²  for L = 1,    |G|² = ⟨x xᵀ, d dᵀ⟩_F = Σ_lm ⟨x_l, x_m⟩⟨d_l, d_m⟩  in general.
+
+Where G itself has no more numbers than x and d together (small convolutions), G is computed instead (mixed ghost
+clipping, Bu et al. 2022): then it costs no extra memory, and the clipped sum is a weighted sum of what is there.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+def squared_lengths(rows: Tensor) -> Tensor:
+    """|r|² over the last dimension."""
+    return torch.linalg.vector_norm(rows, dim=-1).square_()
+
+
+class Product:
+    """The gradients of a linear map of K replicas, kept as their factors x (K, B, L, I) and d (K, B, L, O)."""
+
+    def __init__(self, x: Tensor, d: Tensor) -> None:
+        self._x, self._d = x, d
+        self._shape = (*d.shape[:2], d.shape[3], x.shape[3])
+        self._length = x.shape[2]
+        # where x lies transposed in memory (I, L), xᵀd is much faster than dᵀx
+        self._swapped = x.stride(3) != 1 and x.shape[3] > 1
+        outputs, inputs = self._shape[2:]
+        self._direct = self._length > 1 and inputs * outputs <= self._length * (inputs + outputs)
+
+    @cached_property
+    def _weight_of_examples(self) -> Tensor:
+        """G of every example: (K, B, O·I), or (K, B, I·O) where swapped."""
+        x, d = self._x.flatten(0, 1), self._d.flatten(0, 1)
+        each = torch.bmm(x.transpose(1, 2), d) if self._swapped else torch.bmm(d.transpose(1, 2), x)
+        return each.view(*self._shape[:2], -1)
+
+    @cached_property
+    def _bias_of_examples(self) -> Tensor:
+        """Σ_l d_l of every example: (K, B, O)."""
+        if self._length == 1:
+            return self._d[:, :, 0]
+        d = self._d.flatten(0, 1)
+        return torch.bmm(d.new_ones(1, 1, 1).expand(len(d), 1, self._length), d).view(self._shape[:3])
+
+    def squared_norms(self, bias: bool) -> Tensor:
+        """(K, B): the squared norm of each example's gradient of the weight and, if there is one, the bias."""
+        x, d = self._x, self._d
+        if self._length == 1:
+            norms = squared_lengths(x[:, :, 0]).mul_(squared_lengths(d[:, :, 0]))
+        elif self._direct:
+            norms = squared_lengths(self._weight_of_examples)
+        else:
+            x, d = x.flatten(0, 1), d.flatten(0, 1)
+            grams = torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(d, d.transpose(1, 2)))
+            norms = grams.sum((1, 2)).clamp_min_(0).view(self._shape[:2])
+        return norms.add_(squared_lengths(self._bias_of_examples)) if bias else norms
+
+    def add_to(self, weight: Tensor, bias: Tensor | None, scale: float, factors: Tensor | None) -> None:
+        """weight (K, O, ...) += scale · Σ_i factor_i G_i, and the same for bias (K, O); factors None: 1 each."""
+        replicas, width, outputs, inputs = self._shape
+        each = self._d.new_ones(1, 1, 1).expand(replicas, 1, width) if factors is None else factors.unsqueeze(1)
+        if bias is not None:
+            bias.unsqueeze(1).baddbmm_(each, self._bias_of_examples, alpha=scale)
+        if self._direct:
+            total = torch.bmm(each, self._weight_of_examples)
+            if self._swapped:
+                total = total.view(replicas, inputs, outputs).transpose(1, 2).contiguous()
+            weight.add_(total.view(weight.shape), alpha=scale)
+            return
+        d = self._d if factors is None else self._d * factors[:, :, None, None]
+        x, d = self._x.flatten(1, 2), d.flatten(1, 2).transpose(1, 2)
+        if weight.dim() == 3:
+            weight.baddbmm_(d, x, alpha=scale)  # the step of SGD and the gradient are one operation
+        else:
+            weight.add_(torch.bmm(d, x).view(weight.shape), alpha=scale)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federated averaging (McMahan et al. 2017, Algorithm 1) as a Flower strategy.
+
+Flower's own FedAvg draws the cohort from unseeded randomness over node ids and adds floating-point numbers in the order
+in which replies happen to arrive, so no two runs agree; and it always weights by examples, under which one client can
+outweigh any clipping norm. Here the cohort is a function of the seed, the sum is taken in the order of the clients, and
+the weighting is what the privacy claim needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from fedsim.federation.arrays import stack, to_flat, to_record
+from fedsim.privacy import next_clipping_norm
+from fedsim.randomness import stream
+from fedsim.scenario import ClientDp, FedAvgStrategy, FedSgdStrategy
+from fedsim.strategies.replies import Arrival, Refusal, read_replies
+from fedsim.training import Layout
+
+Observer = Callable[[int, Sequence[Arrival], Sequence[Refusal]], None]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the server does in a round, beyond the strategy's own section of the scenario."""
+
+    section: FedAvgStrategy | FedSgdStrategy
+    weighting: Literal["examples", "uniform"]
+    cohort: Callable[[int], Sequence[int]]
+    cohort_size: float
+    node_of: Callable[[int], int]
+    client_of: Callable[[int], int]
+    seed: int
+    client_dp: ClientDp | None = None
+    client_noise: float = 0.0
+    example_noise: float = 0.0
+    secure_aggregation: bool = False
+
+
+class FedAvg(Strategy):
+    """w <- w + eta * sum_k w_k u_k / W, where u_k is the difference of the weights that client k has computed.
+
+    W is the sum of the weights w_k; with a client-level claim every w_k is 1 and W is the expected size of the cohort,
+    because the true size is itself private. A server optimiser other than plain SGD takes -u as its gradient
+    (Reddi et al. 2021).
+    """
+
+    reply_kind: Literal["update", "gradient"] = "update"
+
+    def __init__(self, layout: Layout, rules: Rules, observer: Observer | None = None) -> None:
+        self.layout, self.rules, self.observer = layout, rules, observer
+        self.clipping_norm = rules.client_dp.clipping_norm if rules.client_dp else 0.0
+        self.model = torch.zeros(layout.size)
+        self.weights = torch.nn.Parameter(torch.zeros(layout.parameters))
+        section = rules.section
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD([self.weights], lr=section.server_learning_rate, momentum=section.server_momentum)
+            if section.server_optimizer == "sgd"
+            else torch.optim.Adam([self.weights], lr=section.server_learning_rate)
+        )
+
+    def direction(self, average: Tensor) -> Tensor:
+        """What the server's optimiser is given as the gradient."""
+        return -average
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model, to every client of the round's cohort."""
+        self.model = to_flat(arrays, self.layout)
+        cohort = self.rules.cohort(server_round)
+        content = RecordDict({"arrays": arrays, "config": self.instructions(server_round, len(cohort), config)})
+        return [Message(content, self.rules.node_of(int(client)), MessageType.TRAIN) for client in cohort]
+
+    def instructions(self, server_round: int, cohort_size: int, config: ConfigRecord) -> ConfigRecord:
+        """What the server tells the clients beside the model."""
+        instructions = ConfigRecord({**config, "server-round": server_round, "weighting": self.rules.weighting})
+        instructions["example-noise-multiplier"] = self.rules.example_noise
+        if self.rules.client_dp is not None:
+            instructions["client-noise-multiplier"] = self.rules.client_noise
+            instructions["clipping-norm"] = self.clipping_norm
+            instructions["cohort-size"] = cohort_size
+        return instructions
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The next model, from the accepted replies in the order of the clients; None where the round is void."""
+        arrivals, refused = read_replies(replies, self.layout, self.rules.client_of)
+        if self.observer is not None:
+            self.observer(server_round, arrivals, refused)
+        clients = sum(arrival.clients for arrival in arrivals)
+        metrics = MetricRecord({"clients": clients, "failures": len(refused)})
+        if arrivals:
+            metrics["train-loss"] = sum(a.loss * a.clients for a in arrivals) / clients
+            metrics["update-norm"] = sum(a.norm for a in arrivals) / len(arrivals)
+        if self._is_void(arrivals, refused):
+            return None, metrics
+        self._step(self._average(server_round, arrivals))
+        self._adapt_clipping(server_round, arrivals)
+        return to_record(self.model, self.layout), metrics
+
+    def _is_void(self, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> bool:
+        """Nobody answered; or, where the clients share the noise between them, somebody's share is missing."""
+        noised_by_all = self.rules.secure_aggregation and self.rules.client_noise > 0
+        return bool(refused) if noised_by_all else not arrivals
+
+    def _average(self, server_round: int, arrivals: Sequence[Arrival]) -> Tensor:
+        if not arrivals:
+            # With Poisson sampling nobody may come. The model must not show that: the server adds the cohort's noise.
+            scale = self.rules.client_noise * self.clipping_norm / self.rules.cohort_size
+            noise = stream(self.rules.seed, "server-noise", server_round).standard_normal(self.layout.size)
+            return torch.from_numpy(scale * noise).float()
+        total = self.rules.cohort_size if self.rules.client_dp else sum(arrival.weight for arrival in arrivals)
+        if arrivals[0].client is None:
+            return arrivals[0].row / total
+        weights = torch.tensor([arrival.weight / total for arrival in arrivals])
+        return weights @ stack([arrival.row for arrival in arrivals])
+
+    def _step(self, average: Tensor) -> None:
+        split = self.layout.parameters
+        with torch.no_grad():
+            self.weights.copy_(self.model[:split])
+        self.weights.grad = self.direction(average)[:split]
+        self.optimizer.step()
+        # Buffers (BatchNorm statistics) are not trained: clients send how they changed, and the server averages that.
+        self.model = torch.cat([self.weights.detach(), self.model[split:] + average[split:]])
+
+    def _adapt_clipping(self, server_round: int, arrivals: Sequence[Arrival]) -> None:
+        adaptive = self.rules.client_dp and self.rules.client_dp.adaptive
+        if adaptive:
+            total = sum(arrival.bit or 0.0 for arrival in arrivals)
+            if not arrivals:
+                total = adaptive.bit_noise * stream(self.rules.seed, "server-bit-noise", server_round).standard_normal()
+            self.clipping_norm = next_clipping_norm(self.clipping_norm, total / self.rules.cohort_size, adaptive)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything beside the model that the next round depends on."""
+        optimizer = {f"optimizer/{key}": value for key, value in self.optimizer.state[self.weights].items()}
+        return {"clipping_norm": torch.tensor(self.clipping_norm, dtype=torch.float64), **optimizer}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state."""
+        self.clipping_norm = float(state["clipping_norm"])
+        for key, value in state.items():
+            if key.startswith("optimizer/"):
+                self.optimizer.state[self.weights][key.removeprefix("optimizer/")] = value.clone()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: the server evaluates on held-out data, since a client's evaluation would be one more release."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate."""
+        return None
+
+    def summary(self) -> None:
+        """Nothing to log: the scenario says it."""

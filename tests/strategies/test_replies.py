@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server does not trust a client: a bad reply is refused with its reason, and the others count."""
+
+import math
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+
+from fedsim.federation.arrays import to_record
+from fedsim.federation.inline import InlineGrid, client_of, error_reply, node_of
+from fedsim.strategies.replies import read_replies
+from fedsim.training import layout_of
+
+LAYOUT = layout_of(torch.nn.Linear(3, 2))
+GOOD = {"num-examples": 5, "weight": 5.0, "train-loss": 0.1, "steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> None:
+    InlineGrid(1, lambda messages, contexts: [], {})
+
+
+def reply(client: int, record: ArrayRecord, metrics: dict[str, float]) -> Message:
+    asked = Message(RecordDict(), node_of(client), MessageType.TRAIN)
+    return Message(RecordDict({"arrays": record, "metrics": MetricRecord(metrics)}), reply_to=asked)
+
+
+def record(value: float = 1.0) -> ArrayRecord:
+    return to_record(torch.full((LAYOUT.size,), value), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (lambda: reply(1, record(math.nan), GOOD), "not finite"),
+        (lambda: reply(1, record(math.inf), GOOD), "not finite"),
+        (lambda: reply(1, ArrayRecord(), GOOD), "do not fit the model"),
+        (lambda: reply(1, ArrayRecord({"weight": Array(torch.zeros(2, 4).numpy())}), GOOD), "do not fit the model"),
+        (lambda: reply(1, record(), {**GOOD, "weight": -1.0}), "its weight is -1.0"),
+        (lambda: reply(1, record(), {**GOOD, "weight": math.nan}), "its weight is nan"),
+        (lambda: reply(1, record(), {**GOOD, "num-examples": 0}), "its num-examples is 0"),
+        (lambda: reply(1, record(), {"weight": 1.0}), "num-examples"),
+        (lambda: error_reply(Message(RecordDict(), node_of(1), MessageType.TRAIN), "no power"), "no power"),
+    ],
+)
+def test_a_bad_reply_is_refused_and_the_others_count(bad, reason) -> None:  # type: ignore[no-untyped-def]
+    arrivals, refused = read_replies([reply(2, record(), GOOD), bad(), reply(0, record(), GOOD)], LAYOUT, client_of)
+    assert [arrival.client for arrival in arrivals] == [0, 2]
+    assert [refusal.client for refusal in refused] == [1]
+    assert reason in refused[0].reason
