@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
-from fedsim.errors import FedsimError, RunError, ScenarioError
+from fedsim.errors import DataError, FedsimError, ModelError, PrivacyError, RunError, ScenarioError
 
 if TYPE_CHECKING:
     from fedsim.federation.run import Run
@@ -40,6 +42,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ε on a terminal that has none is no reason to fail
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = app(words or ["--help"], prog_name="fedsim", standalone_mode=False)
@@ -118,7 +122,7 @@ def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet:
     from fedsim.federation.folder import next_free_folder
 
     path = out or next_free_folder(Path("runs"), scenario.name)
-    with screen.showing_progress(quiet=quiet) as progress:
+    with _locating(name, overrides), screen.showing_progress(quiet=quiet) as progress:
         try:
             return fedsim.run(scenario, out=path, progress=progress)
         except KeyboardInterrupt:
@@ -140,6 +144,17 @@ def _resume(name: str | None, overrides: list[str] | None, out: Path | None, fol
             raise click.exceptions.Exit(_interrupted(folder)) from None
 
 
+@contextmanager
+def _locating(name: str, overrides: list[str] | None) -> Iterator[None]:
+    """Add the file and line of the field that an error names, if it names one of the scenario."""
+    try:
+        yield
+    except (ScenarioError, DataError, ModelError, PrivacyError) as error:
+        from fedsim.scenario_file import located
+
+        raise located(error, name, overrides or ()) from error
+
+
 def _interrupted(folder: Path) -> int:
     begun = (folder / "scenario.yaml").is_file()
     how = f"go on with `fedsim run --resume {folder}`" if begun else "nothing was written"
@@ -155,8 +170,9 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: Json
     from fedsim import screen
     from fedsim.federation.plan import estimate_seconds, plan
 
-    planned = plan(loaded)
-    seconds = estimate_seconds(planned)
+    with _locating(scenario, overrides):
+        planned = plan(loaded)
+        seconds = estimate_seconds(planned)
     if as_json:
         screen.show_json(screen.plan_document(planned, seconds))
     else:

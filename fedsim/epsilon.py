@@ -52,9 +52,9 @@ class Answer:
         epsilon = (
             f"ε ≤ {_up(self.epsilon)} at δ = {self.delta:g} per unit" if math.isfinite(self.epsilon) else "no finite ε"
         )
-        sigma = f"σ = {_up(self.noise_multiplier)}"
-        first, second = (sigma, f"spends {epsilon}") if target is not None else (epsilon, f"with {sigma}")
-        return f"{first}, {second} ({self.method})"
+        if target is None:
+            return f"{epsilon}, with σ = {self.noise_multiplier:g} ({self.method})"
+        return f"σ = {_up(self.noise_multiplier)}, which spends {epsilon} ({self.method})"
 
 
 def answers(question: Question, accountants: Sequence[Accountant] = ACCOUNTANTS) -> Iterator[Answer]:

@@ -115,6 +115,19 @@ def _wrong_tag(path: FieldPath, node: schema.Node, value: Any) -> str:
 
 def _place_of_message(message: str, path: FieldPath, places: Mapping[FieldPath, str]) -> str:
     """A rule about several fields names them in its message: the place of an override among them, or of the first."""
-    named = [(*path, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
-    found = [places[field] for field in named if field in places]
+    found = [places[field] for field in _named(message, path) if field in places]
     return next((place for place in found if place.startswith(SET)), found[0] if found else place_of(path, places))
+
+
+def place_of_field(message: str, places: Mapping[FieldPath, str]) -> str | None:
+    """The place of the first `section.field` that a message names, or of the section that it begins with."""
+    for field in _named(message, ()):
+        if len(field) > 1 and field in places:
+            return places[field]
+    first = _named(message.split(" ", 1)[0].rstrip(":"), ())
+    return places.get(first[0]) if len(first) == 1 else None
+
+
+def _named(message: str, path: FieldPath) -> list[FieldPath]:
+    """Whatever in a message could be a field of the section at the path."""
+    return [(*path, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]

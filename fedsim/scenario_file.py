@@ -18,12 +18,20 @@ from pydantic import ValidationError
 from fedsim import scenario_errors as errors
 from fedsim import scenario_schema as schema
 from fedsim import scenario_yaml
-from fedsim.errors import ScenarioError
+from fedsim.errors import FedsimError, ScenarioError
 from fedsim.scenario import FedSgdStrategy, Scenario
 from fedsim.scenario_schema import json_schema
 from fedsim.scenario_yaml import FieldPath
 
-__all__ = ["dump_scenario", "json_schema", "list_scenarios", "load_scenario", "parse_scenario", "scenario_names"]
+__all__ = [
+    "dump_scenario",
+    "json_schema",
+    "list_scenarios",
+    "load_scenario",
+    "located",
+    "parse_scenario",
+    "scenario_names",
+]
 
 
 def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -31,22 +39,47 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
 
     A name (`quickstart`) is looked for among the scenarios that come with fedsim, and only then as a file.
     """
-    name = str(name_or_path)
-    if name in scenario_names():
-        text = resources.files("fedsim.scenarios").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-        return parse_scenario(text, f"{name}.yaml", overrides)
-    path = Path(name_or_path)
-    if "\0" in name or not path.exists():
-        known = ", ".join(scenario_names())
-        raise ScenarioError(
-            f"there is no file {name!r} and no scenario of that name{errors.nearest(name, scenario_names())}; "
-            f"the scenarios are {known}"
-        )
-    return parse_scenario(scenario_yaml.read_text(path), str(path), overrides)
+    return parse_scenario(*_read(name_or_path), overrides)
 
 
 def parse_scenario(text: str, source: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario of a YAML text; `source` names it in errors."""
+    document, places = _overridden(text, source, overrides)
+    try:
+        return Scenario.model_validate(document, strict=True)
+    except ValidationError as error:
+        raise ScenarioError(errors.together(errors.sentences(error, places))) from None
+
+
+def located(error: FedsimError, name_or_path: str | Path, overrides: Sequence[str] = ()) -> FedsimError:
+    """The same error with the place of the field that its sentence names, where it names one.
+
+    What is only found with the data at hand (more clients than rows) is told by rooms that know no file.
+    """
+    _, places = _overridden(*_read(name_or_path), overrides)
+    place = errors.place_of_field(str(error), places)
+    return type(error)(f"{place}: {error}") if place else error
+
+
+def _read(name_or_path: str | Path) -> tuple[str, str]:
+    """The text of a scenario, and what to call it in errors."""
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in scenario_names():
+        return resources.files("fedsim.scenarios").joinpath(f"{name}.yaml").read_text("utf-8"), f"{name}.yaml"
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # a name too long for the system, or with a zero byte
+        there = False
+    if not there:
+        raise ScenarioError(
+            f"there is no file {errors.shown(name)} and no scenario of that name"
+            f"{errors.nearest(name, scenario_names())}; the scenarios are {', '.join(scenario_names())}"
+        )
+    return scenario_yaml.read_text(path), str(path)
+
+
+def _overridden(text: str, source: str, overrides: Sequence[str]) -> tuple[Any, dict[FieldPath, str]]:
+    """The document as it is meant, and the place of each of its fields."""
     document, lines = scenario_yaml.parse(text, source)
     if document is None:
         raise ScenarioError(f"{source} is empty; write a commented scenario to start from with `fedsim new`")
@@ -54,10 +87,7 @@ def parse_scenario(text: str, source: str, overrides: Sequence[str] = ()) -> Sce
     if isinstance(document, dict):
         for override in overrides:
             _override(document, places, override)
-    try:
-        return Scenario.model_validate(document, strict=True)
-    except ValidationError as error:
-        raise ScenarioError(errors.together(errors.sentences(error, places))) from None
+    return document, places
 
 
 def dump_scenario(scenario: Scenario) -> str:

@@ -32,6 +32,7 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
     ),
     ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
 )
+_BREAKS = re.compile("[\x85\u2028\u2029]")
 _KNOWN_TAGS = {tag for tag, _, _ in _SCALARS} | {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 
@@ -57,10 +58,15 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Unicode's own line breaks would be read back as spaces unless they are escaped.
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if _BREAKS.search(data) else None)
+
     def represent_list(self, data: Any) -> yaml.SequenceNode:
         return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
 
 
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_representer(list, _Dumper.represent_list)
 _Dumper.add_representer(tuple, _Dumper.represent_list)
 for _class in (_Loader, _Dumper):

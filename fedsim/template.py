@@ -74,6 +74,9 @@ def _other(member: schema.Node, tag: str | None, pad: str, label: str) -> Iterat
         value = schema.tags(member)[0] if name == tag else field.get("default", "...")
         parts.append(f"{name}: {_flow(value)}")
     yield from _comment(f"{label}{{{', '.join(parts)}}}  {member.get('description', '')}".rstrip(), pad, "    ")
+    for name, field in member["properties"].items():
+        for inner in schema.sections(field):
+            yield from _other(inner, schema.tag_of(field), pad, f"  {name}: ")
 
 
 def _comment(text: str, pad: str, hang: str = "") -> Iterator[str]:

@@ -100,8 +100,9 @@ class FedAvg(Strategy):
             self.observer(server_round, arrivals, refused)
         clients = sum(arrival.clients for arrival in arrivals)
         metrics = MetricRecord({"clients": clients, "failures": len(refused)})
+        if losses := [arrival.loss * arrival.clients for arrival in arrivals if arrival.loss is not None]:
+            metrics["train-loss"] = sum(losses) / clients
         if arrivals:
-            metrics["train-loss"] = sum(a.loss * a.clients for a in arrivals) / clients
             metrics["update-norm"] = sum(a.norm for a in arrivals) / len(arrivals)
         if self._is_void(arrivals, refused):
             return None, metrics

@@ -26,9 +26,9 @@ class Arrival:
     client: int | None
     row: Tensor
     weight: float
-    examples: int
-    loss: float
     norm: float
+    examples: int | None = None
+    loss: float | None = None
     clients: int = 1
     bit: float | None = None
 
@@ -56,7 +56,7 @@ def read_replies(
                 to_flat(reply.content.array_records["arrays"], layout),
                 reply.content.metric_records["metrics"],
             )
-            for key in ("weight", "num-examples"):
+            for key in {"weight", "num-examples"} & {"weight", *metrics}:
                 if not 0 < _number(metrics, key) < math.inf:
                     raise ValueError(f"its {key} is {metrics[key]}, not a positive number")
             fitting.append((client, row, metrics))
@@ -83,16 +83,14 @@ def secure_sum(replies: Iterable[Message], layout: Layout, client_of: Callable[[
     errors = [reply for reply in replies if client_of(reply.metadata.src_node_id) in failed]
     if not arrivals:
         return errors
-    metrics = MetricRecord(
-        {
-            "num-examples": sum(arrival.examples for arrival in arrivals),
-            "weight": sum(arrival.weight for arrival in arrivals),
-            "train-loss": sum(arrival.loss * arrival.weight for arrival in arrivals) / sum(a.weight for a in arrivals),
-            "clients": len(arrivals),
-        }
-    )
-    if arrivals[0].bit is not None:
-        metrics["clip-bit"] = sum(arrival.bit or 0.0 for arrival in arrivals)
+    weight = sum(arrival.weight for arrival in arrivals)
+    metrics = MetricRecord({"weight": weight, "clients": len(arrivals)})
+    if (examples := [a.examples for a in arrivals if a.examples is not None]) and len(examples) == len(arrivals):
+        metrics["num-examples"] = sum(examples)
+    if (losses := [a.loss * a.weight for a in arrivals if a.loss is not None]) and len(losses) == len(arrivals):
+        metrics["train-loss"] = sum(losses) / weight
+    if (bits := [a.bit for a in arrivals if a.bit is not None]) and len(bits) == len(arrivals):
+        metrics["clip-bit"] = sum(bits)
     total = stack([arrival.row for arrival in arrivals]).sum(dim=0)
     content = RecordDict({"arrays": to_record(total, layout), "metrics": metrics})
     first = next(reply for reply in replies if client_of(reply.metadata.src_node_id) not in failed)
@@ -105,9 +103,9 @@ def _arrival(client: int, row: Tensor, metrics: MetricRecord, norm: float) -> Ar
         client=None if summed else client,
         row=row,
         weight=_number(metrics, "weight"),
-        examples=int(_number(metrics, "num-examples")),
-        loss=_number(metrics, "train-loss"),
         norm=norm,
+        examples=int(_number(metrics, "num-examples")) if "num-examples" in metrics else None,
+        loss=_number(metrics, "train-loss") if "train-loss" in metrics else None,
         clients=int(_number(metrics, "clients")) if summed else 1,
         bit=_number(metrics, "clip-bit") if "clip-bit" in metrics else None,
     )

@@ -122,7 +122,7 @@ def _distinct(data: Labelled, counts: Rows, rng: Rng) -> Rows:
     """
     if (2 * counts > data.sizes).any():
         drawn = [f + rng.choice(n, k, replace=False) for f, n, k in zip(data.first, data.sizes, counts, strict=True)]
-        return data.rows[np.concatenate(drawn)]
+        return data.rows.take(np.concatenate(drawn))
     label = np.repeat(np.arange(len(counts)), counts)
     first, sizes = data.first[label], data.sizes[label]
     places = first + rng.integers(0, sizes)
@@ -130,5 +130,5 @@ def _distinct(data: Labelled, counts: Rows, rng: Rng) -> Rows:
         places.sort()  # classes lie one after another, so a place stays beside its label
         doubles = np.flatnonzero(places[1:] == places[:-1])
         if not len(doubles):
-            return data.rows[places]
+            return data.rows.take(places)
         places[doubles] = first[doubles] + rng.integers(0, sizes[doubles])

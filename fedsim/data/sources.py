@@ -135,15 +135,16 @@ def _read_npz(spec: NpzData) -> dict[str, Array]:
     wanted = ("x_train", "y_train", "x_test", "y_test", "client_train", "client_names", "class_names")
     file = existing_file(spec.path)
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files if key in wanted}
     except ValueError as error:
-        if "allow_pickle" in str(error):
+        if "Object arrays" in str(error):
             raise DataError(
-                f"data.path {spec.path} is not an .npz of plain arrays: it holds Python objects, which are never"
-                " loaded here because they can run code; save it again with numeric types"
+                f"data.path {spec.path} holds Python objects, which are never loaded here because they can run code;"
+                " save it again with arrays of numbers"
             ) from None
-        raise DataError(f"data.path {spec.path} cannot be read as .npz ({error})") from None
+        reason = "it is no NumPy archive" if "pickle" in str(error) else error
+        raise DataError(f"data.path {spec.path} cannot be read as .npz ({reason})") from None
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, AttributeError, TypeError, NotImplementedError) as error:
         # AttributeError, TypeError: np.load gave one array (.npy), which is no archive
         raise DataError(f"data.path {spec.path} cannot be read as .npz ({error or type(error).__name__})") from None

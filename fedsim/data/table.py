@@ -218,11 +218,12 @@ def _check_text(values: pd.Series, source: str) -> None:
     """A column of text that is mostly numbers is a numeric column with something wrong in it."""
     if pd.api.types.is_bool_dtype(values):
         return
-    odd = pd.to_numeric(values, errors="coerce").isna()
-    if odd.mean() < 0.5:
+    counts = values.value_counts()
+    odd = pd.to_numeric(pd.Series(counts.index), errors="coerce").isna().to_numpy()
+    if counts[odd].sum() < len(values) / 2:
         raise DataError(
-            f"data {source} has {int(odd.sum()):,} values that are no numbers in column {values.name}, the first is"
-            f" {values[odd].iloc[0]!r}; mend them, or name the column in data.categorical or data.drop"
+            f"data {source} has {int(counts[odd].sum()):,} values that are no numbers in column {values.name}, such as"
+            f" {counts.index[odd][0]!r}; mend them, or name the column in data.categorical or data.drop"
         )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,10 +21,10 @@ from fedsim.errors import FedsimError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.inline import error_reply
 from fedsim.models import build_model
-from fedsim.privacy import add_gaussian, add_laplace, clip, prune, quantise, sign
+from fedsim.privacy import add_gaussian, add_laplace, clip, noise_share, prune, quantise, sign, within_norm
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Compression, Prune, Quantise, Scenario
-from fedsim.training import ExampleClipping, Layout, LocalWork, layout_of, train_cohort
+from fedsim.training import CohortResult, ExampleClipping, Layout, LocalWork, layout_of, train_cohort
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,9 @@ def workplace(scenario_json: str) -> Workplace:
 def local_work(scenario: Scenario, example_noise: float) -> LocalWork:
     """The local work that a scenario asks of a client."""
     client, example_dp = scenario.client, scenario.defence.example_dp
-    clipping = example_dp and ExampleClipping(example_dp.clipping_norm, example_noise, example_dp.batches)
+    clipping = None
+    if example_dp is not None:
+        clipping = ExampleClipping(example_dp.clipping_norm, example_noise, example_dp.batches)
     return LocalWork(
         kind=scenario.strategy.name,
         optimizer=client.optimizer,
@@ -95,39 +96,71 @@ def _answer_group(place: Workplace, messages: Sequence[Message], clients: Sequen
 
 def _train(place: Workplace, messages: Sequence[Message], clients: Sequence[int]) -> list[Message]:
     scenario, config = place.scenario, messages[0].content.config_records["config"]
-    members = [place.partition.members(client) for client in clients]
-    if empty := [client for client, rows in zip(clients, members, strict=True) if len(rows) == 0]:
-        raise FedsimError(f"client {empty[0]} holds no examples; choose a partition that gives it some")
-    randomness = [ClientRandomness(scenario.seed, _integer(config, "server-round"), client) for client in clients]
-    result = train_cohort(
-        place.model,
-        to_flat(messages[0].content.array_records["arrays"], place.layout),
-        place.dataset.x_train,
-        place.dataset.y_train,
-        members,
-        local_work(scenario, _number(config, "example-noise-multiplier")),
-        randomness,
-        chunk=scenario.engine.chunk,
-    )
+    randomness = [ClientRandomness(scenario.seed, int(_number(config, "server-round")), client) for client in clients]
+    start = to_flat(messages[0].content.array_records["arrays"], place.layout)
+    work = local_work(scenario, _number(config, "example-noise-multiplier"))
+    result = _local_results(place, clients, start, work, randomness)
     weights = result.examples.float() if config["weighting"] == "examples" else torch.ones(len(clients))
     updates, bits = protect(result.updates, scenario, config, randomness)
     if scenario.defence.secure_aggregation:
         updates = updates * weights[:, None]
     replies = []
     for k, message in enumerate(messages):
-        metrics = MetricRecord(
-            {
-                "num-examples": int(result.examples[k]),
-                "weight": float(weights[k]),
-                "train-loss": float(result.loss[k]),
-                "steps": int(result.steps[k]),
-            }
-        )
-        if bits is not None:
-            metrics["clip-bit"] = float(bits[k])
+        metrics = MetricRecord({"weight": float(weights[k]), **_extras(scenario, result, bits, k)})
         content = RecordDict({"arrays": to_record(updates[k], place.layout), "metrics": metrics})
         replies.append(Message(content, reply_to=message))
     return replies
+
+
+def _local_results(
+    place: Workplace, clients: Sequence[int], start: Tensor, work: LocalWork, randomness: Sequence[ClientRandomness]
+) -> CohortResult:
+    """Train the clients. One without examples fails; but under a claim for clients it sends zero, and its noise.
+
+    That it has nothing is a fact about its data, which a refusal would tell.
+    """
+    members = [place.partition.members(client) for client in clients]
+    holding = [k for k, rows in enumerate(members) if len(rows)]
+    if len(holding) < len(clients) and place.scenario.defence.client_dp is None:
+        empty = next(client for client, rows in zip(clients, members, strict=True) if len(rows) == 0)
+        raise FedsimError(f"client {empty} holds no examples; choose a partition that gives it some")
+    trained = train_cohort(
+        place.model,
+        start,
+        place.dataset.x_train,
+        place.dataset.y_train,
+        [members[k] for k in holding],
+        work,
+        [randomness[k] for k in holding],
+        chunk=place.scenario.engine.chunk,
+    )
+    if len(holding) == len(clients):
+        return trained
+    everybody = CohortResult(
+        torch.zeros(len(clients), place.layout.size),
+        torch.zeros(len(clients)),
+        torch.zeros(len(clients), dtype=torch.int64),
+        torch.zeros(len(clients), dtype=torch.int64),
+    )
+    for whole, part in zip(vars(everybody).values(), vars(trained).values(), strict=True):
+        whole[holding] = part
+    return everybody
+
+
+def _extras(scenario: Scenario, result: CohortResult, bits: Tensor | None, k: int) -> dict[str, float | int]:
+    """What client k tells beside its update: under a claim nothing that is not noised, or public in that claim.
+
+    How many examples a client has is public under a claim for examples, and not under one for clients. A training loss
+    is never noised, so it leaves only where nothing is claimed.
+    """
+    extras: dict[str, float | int] = {}
+    if scenario.defence.client_dp is None:
+        extras |= {"num-examples": int(result.examples[k]), "steps": int(result.steps[k])}
+        if scenario.defence.example_dp is None:
+            extras["train-loss"] = float(result.loss[k])
+    if bits is not None:
+        extras["clip-bit"] = float(bits[k])
+    return extras
 
 
 def protect(
@@ -136,21 +169,20 @@ def protect(
     """The client-level defence of a cohort's updates (K, P): clip, noise, compress; and the noisy bits b_k + N(0, s^2).
 
     Under secure aggregation n clients share the noise: each adds 1/sqrt(n) of its standard deviation, so that the sum
-    has all of it (Andrew et al. 2021 for the bit that says whether the norm was within the clipping norm).
+    has all of it. The bit of adaptive clipping says whether the norm was within the clipping norm (Andrew et al. 2021).
     """
     defence, bits = scenario.defence, None
     if defence.client_dp is not None:
-        share = 1 / np.sqrt(_number(config, "cohort-size")) if defence.secure_aggregation else 1.0
+        sharing = int(_number(config, "cohort-size")) if defence.secure_aggregation else 1
         norm = _number(config, "clipping-norm")
         generators = [each.client_noise() for each in randomness]
         if defence.client_dp.adaptive is not None:
-            within = (torch.linalg.vector_norm(updates, dim=1) <= norm).double().numpy()
-            noise = np.array([generator.standard_normal() for generator in generators])
-            bits = torch.from_numpy(within + share * defence.client_dp.adaptive.bit_noise * noise)
+            noise = torch.tensor([generator.standard_normal() for generator in generators], dtype=torch.float64)
+            bits = within_norm(updates, norm) + noise_share(defence.client_dp.adaptive.bit_noise, sharing) * noise
         gaussian = defence.client_dp.noise == "gaussian"
         add_noise = add_gaussian if gaussian else add_laplace
         clipped = clip(updates, norm, 2 if gaussian else 1)
-        updates = add_noise(clipped, share * _number(config, "client-noise-multiplier"), generators)
+        updates = add_noise(clipped, noise_share(_number(config, "client-noise-multiplier"), sharing), generators)
     return compress(updates, defence.compression), bits
 
 
@@ -168,10 +200,6 @@ def _number(config: ConfigRecord, key: str) -> float:
     if not isinstance(value, int | float):
         raise FedsimError(f"the server sent {key} {value!r}, which is not a number")
     return float(value)
-
-
-def _integer(config: ConfigRecord, key: str) -> int:
-    return int(_number(config, key))
 
 
 app = ClientApp()

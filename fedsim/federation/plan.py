@@ -22,7 +22,7 @@ from fedsim.federation.client import local_work, workplace
 from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
 from fedsim.federation.evaluation import evaluate
 from fedsim.models import describe
-from fedsim.privacy import Noise, PrivacyClaim
+from fedsim.privacy import Noise, PrivacyClaim, privacy_curve, resolve_noise, settings_by_round
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Scenario
 from fedsim.training import Layout, batch_schedule, train_cohort
@@ -98,7 +98,9 @@ def plan(scenario: Scenario) -> Plan:
             raise ScenarioError(
                 f"{name}: {given[0]!r} is not known to this version, which has none yet; leave {name} out"
             )
-    noise, curve = _privacy(scenario, place.partition, cohorts, population, size)
+    rate = min(1.0, size / population)
+    noise = resolve_noise(scenario, settings_by_round(cohorts, place.partition.size, rate)[-1])
+    curve = privacy_curve(scenario, noise, cohorts, place.partition.size, rate)
     start = place.layout.flatten(place.model.state_dict())
     return Plan(
         scenario,
@@ -111,7 +113,7 @@ def plan(scenario: Scenario) -> Plan:
         size,
         cohorts,
         noise,
-        curve,
+        tuple(curve),
     )
 
 

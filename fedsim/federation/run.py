@@ -83,7 +83,8 @@ class Run:
         """The weights of the trained model."""
         if not self.complete:
             raise RunError(f"{self.path} is not finished; go on with it by fedsim run --resume {self.path}")
-        return load_file(self.path / "model.safetensors")
+        weights: dict[str, torch.Tensor] = load_file(self.path / "model.safetensors")
+        return weights
 
 
 def open_run(path: str | Path) -> Run:

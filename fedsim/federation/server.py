@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -22,7 +21,7 @@ from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.folder import Checkpoint, RunWriter
 from fedsim.federation.inline import client_of, node_of
 from fedsim.federation.plan import Plan, plan
-from fedsim.federation.transcript import MessageLine
+from fedsim.federation.transcript import Kind, MessageLine
 from fedsim.privacy import PrivacyClaim
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, FedAvg
@@ -137,15 +136,21 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
 
 
 def _received(
-    round_: int, kind: Any, arrivals: Sequence[Arrival], refused: Sequence[Refusal]
+    round_: int, kind: Kind, arrivals: Sequence[Arrival], refused: Sequence[Refusal]
 ) -> list[tuple[MessageLine, Tensor | None]]:
     lines: list[tuple[MessageLine, Tensor | None]] = []
     for arrival in arrivals:
-        facts = {"norm": arrival.norm, "examples": arrival.examples, "loss": arrival.loss}
-        summed = arrival.client is None
-        clients = arrival.clients if summed else None
-        what = "sum" if summed else kind
-        lines.append((MessageLine(round_, "received", what, arrival.client, clients, **facts), arrival.row))
+        line = MessageLine(
+            round_,
+            "received",
+            kind if arrival.client is not None else "sum",
+            arrival.client,
+            arrival.clients if arrival.client is None else None,
+            norm=arrival.norm,
+            examples=arrival.examples,
+            loss=arrival.loss,
+        )
+        lines.append((line, arrival.row))
     lines += [(MessageLine(round_, "received", "error", no.client, reason=no.reason), None) for no in refused]
     return lines
 

@@ -171,7 +171,7 @@ def _with_tensor(line: MessageLine, row: Tensor, file: str | None) -> MessageLin
 
 def sha256(flat: Tensor) -> str:
     """SHA-256 of the little-endian float32 bytes of a flat vector."""
-    return hashlib.sha256(np.ascontiguousarray(flat.numpy())).hexdigest()
+    return hashlib.sha256(flat.contiguous().numpy().data).hexdigest()
 
 
 def save_tensors(path: Path, rows: Mapping[str, Tensor], layout: Layout) -> None:

@@ -13,31 +13,23 @@ A `Mechanism` says what happens in one release; `account` composes any number of
 
 Whatever is not in the table raises `PrivacyError`; nothing is ever replaced by a number for something else.
 
-The noise multiplier is always noise scale / sensitivity *under the mechanism's own adjacency*. (dp-accounting's PLD takes
-the norm of one unit in its REPLACE_ONE relation and its RDP takes the sensitivity; neither convention leaks out of here.)
+The noise multiplier is always noise scale / sensitivity *under the mechanism's own adjacency*. (Under REPLACE_ONE,
+dp-accounting's PLD takes the norm of one unit and its RDP the sensitivity; neither convention leaks out of here.)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
-
-import dp_accounting
-import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant
-from numpy.typing import NDArray
+from typing import Literal
 
 from fedsim.errors import PrivacyError
 from fedsim.privacy.claim import Adjacency, Sampling
 from fedsim.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon
-from fedsim.privacy.loss import Release, composed_delta, composed_epsilon
+from fedsim.privacy.loss import COARSE, FINE, Grid, Release, composed_delta, composed_epsilon
+from fedsim.privacy.renyi import quietly, rdp_delta, rdp_epsilon
 
 Accountant = Literal["pld", "rdp", "prv"]
 
@@ -51,7 +43,7 @@ class Mechanism:
     """Standard deviation (Gaussian) or scale b (Laplace) of the noise, divided by the sensitivity under `adjacency`."""
     adjacency: Adjacency
     sampling: Sampling = "none"
-    """poisson: a unit joins with probability `sample_rate`, independently; fixed size: a uniform subset of that share."""
+    """poisson: each unit joins with probability `sample_rate`, independently; fixed size: a uniform subset."""
     sample_rate: float = 1.0
 
     def __post_init__(self) -> None:
@@ -85,8 +77,11 @@ class Account:
 Steps = Sequence[tuple[Mechanism, int]]
 
 
-def account(steps: Steps, delta: float, accountant: Accountant = "pld") -> Account:
-    """The ε at δ of all mechanisms, each released so many times, adaptively and in any order."""
+def account(steps: Steps, delta: float, accountant: Accountant = "pld", grid: Grid = FINE) -> Account:
+    """The ε at δ of all mechanisms, each released so many times, adaptively and in any order.
+
+    `grid` is the resolution of PLD: a coarse one is faster and says a little more, never less than is true.
+    """
     check_delta(delta)
     steps = _nonempty(steps)
     if not steps:
@@ -95,7 +90,9 @@ def account(steps: Steps, delta: float, accountant: Accountant = "pld") -> Accou
         return Account(math.inf, "no noise")
     if any(mechanism.sampling == "fixed size" and mechanism.sampled for mechanism, _ in steps):
         return _account_fixed_size(steps, delta, accountant)
-    return {"pld": _account_pld, "rdp": _account_rdp, "prv": _account_prv}[accountant](steps, delta)
+    if accountant == "pld":
+        return _account_pld(steps, delta, grid)
+    return {"rdp": _account_rdp, "prv": _account_prv}[accountant](steps, delta)
 
 
 def epsilon(mechanism: Mechanism, compositions: int, delta: float, accountant: Accountant = "pld") -> float:
@@ -106,11 +103,12 @@ def epsilon(mechanism: Mechanism, compositions: int, delta: float, accountant: A
 def epsilon_curve(
     mechanism: Mechanism, counts: Sequence[int], delta: float, accountant: Accountant = "pld"
 ) -> list[float]:
-    """ε after each number of releases; it never falls from a smaller count to a larger one."""
+    """ε after each number of releases: fine at the largest, coarse (about 1e-5 above) on the way, and never falling."""
     highest, spent = 0.0, {}
     for count in sorted(set(counts)):
-        # Upper bounds may jitter by their numerical error (PRV by its 0.01); a bound for fewer is none for more.
-        highest = max(highest, epsilon(mechanism, count, delta, accountant))
+        grid = FINE if count == max(counts) else COARSE
+        # An upper bound has numerical slack (PRV 0.01), by which that of fewer releases may exceed that of more.
+        highest = max(highest, account([(mechanism, count)], delta, accountant, grid).epsilon)
         spent[count] = highest
     return [spent[count] for count in counts]
 
@@ -127,7 +125,7 @@ def delta(mechanism: Mechanism, compositions: int, epsilon: float, accountant: A
     if accountant == "prv" or (mechanism.sampling == "fixed size" and mechanism.sampled):
         raise PrivacyError("delta at an epsilon is computed by pld or rdp, without fixed-size sampling")
     if accountant == "rdp":
-        return float(_quietly(rdp_privacy_accountant.compute_delta, _orders(), _rdp(steps), epsilon)[0])
+        return rdp_delta(steps, epsilon)
     if _is_plain_gaussian(mechanism):
         return gaussian_delta(_merged_sigma(steps), epsilon)
     return composed_delta(_releases(steps), epsilon)
@@ -180,7 +178,7 @@ def smallest_noise(spends: Callable[[float], float], target_epsilon: float, tole
 
 
 def _next_sigma(low: tuple[float, float], high: tuple[float, float], target: float, tolerance: float) -> float:
-    """A point strictly between, where the line through both (or slope −1 through one) in logarithms meets the target."""
+    """A point between, where the line through both (or of slope −1 through one) in logarithms meets the target."""
     if math.isfinite(low[1]) and high[1] > 0:
         slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
         anchor = high
@@ -223,19 +221,19 @@ def _merged_sigma(steps: Steps) -> float:
 
 def _releases(steps: Steps) -> dict[Release, int]:
     plain = [step for step in steps if _is_plain_gaussian(step[0])]
-    rest = {Release(m.kind, m.noise_multiplier, m.sample_rate): count for m, count in steps if not _is_plain_gaussian(m)}
-    return rest | ({Release("gaussian", _merged_sigma(plain)): 1} if plain else {})
+    rest = [step for step in steps if not _is_plain_gaussian(step[0])]
+    others = {Release(m.kind, m.noise_multiplier, m.sample_rate): count for m, count in rest}
+    return others | ({Release("gaussian", _merged_sigma(plain)): 1} if plain else {})
 
 
-def _account_pld(steps: Steps, delta: float) -> Account:
+def _account_pld(steps: Steps, delta: float, grid: Grid) -> Account:
     if all(_is_plain_gaussian(mechanism) for mechanism, _ in steps):
         return Account(gaussian_epsilon(_merged_sigma(steps), delta), "exact Gaussian (Balle & Wang 2018)")
-    return Account(composed_epsilon(_releases(steps), delta), "PLD (dp-accounting, pessimistic)")
+    return Account(composed_epsilon(_releases(steps), delta, grid), "PLD (dp-accounting, pessimistic)")
 
 
 def _account_rdp(steps: Steps, delta: float) -> Account:
-    spent = _quietly(rdp_privacy_accountant.compute_epsilon, _orders(), _rdp(steps), delta)[0]
-    return Account(float(spent), "RDP (dp-accounting)")
+    return Account(rdp_epsilon(steps, delta), "RDP (dp-accounting)")
 
 
 def _account_fixed_size(steps: Steps, delta: float, accountant: Accountant) -> Account:
@@ -248,7 +246,7 @@ def _account_fixed_size(steps: Steps, delta: float, accountant: Accountant) -> A
         raise PrivacyError("accountant prv does not know fixed-size sampling; use pld or rdp")
     sampled = _account_rdp(steps, delta)
     whole = _nonempty([(dataclasses.replace(m, sampling="none", sample_rate=1.0), count) for m, count in steps])
-    unsampled = (_account_pld if accountant == "pld" else _account_rdp)(whole, delta)
+    unsampled = _account_pld(whole, delta, FINE) if accountant == "pld" else _account_rdp(whole, delta)
     if unsampled.epsilon <= sampled.epsilon:
         return Account(unsampled.epsilon, f"{unsampled.method}, sampling ignored")
     return Account(sampled.epsilon, "RDP of sampling without replacement (Wang et al. 2019, dp-accounting)")
@@ -262,63 +260,9 @@ def _account_prv(steps: Steps, delta: float) -> Account:
     opacus = PRVAccountant()
     opacus.history = [(mechanism.noise_multiplier, mechanism.sample_rate, count) for mechanism, count in steps]
     try:
-        spent = _quietly(opacus.get_epsilon, delta)
+        spent = quietly(opacus.get_epsilon, delta)
     except (RuntimeError, ValueError) as error:
         raise PrivacyError(f"accountant prv cannot compute this ({error}); use pld") from error
     if not math.isfinite(spent):
         raise PrivacyError("accountant prv finds no finite number here; use pld")
     return Account(max(0.0, float(spent)), "PRV (Opacus, upper bound)")
-
-
-def _orders() -> NDArray[np.float64]:
-    return np.asarray(rdp_privacy_accountant.DEFAULT_RDP_ORDERS, dtype=np.float64)
-
-
-def _rdp(steps: Steps) -> NDArray[np.float64]:
-    return sum((count * _rdp_once(mechanism) for mechanism, count in steps), np.zeros(len(_orders())))
-
-
-@lru_cache(maxsize=256)
-def _rdp_once(mechanism: Mechanism) -> NDArray[np.float64]:
-    """The Rényi divergences of one release at all orders."""
-    relations = dp_accounting.NeighboringRelation
-    relation = relations.REPLACE_ONE if mechanism.adjacency == "replace" else relations.ADD_OR_REMOVE_ONE
-    rdp = rdp_privacy_accountant.RdpAccountant(neighboring_relation=relation)
-    try:
-        _quietly(rdp.compose, _event(mechanism))
-    except dp_accounting.UnsupportedEventError as error:
-        raise PrivacyError(
-            f"accountant rdp does not know {mechanism.kind} noise with {mechanism.sampling} sampling; use pld"
-        ) from error
-    # Rounding can leave a tiny rate with no divergence or a negative one, from which dp-accounting would conclude ε = 0.
-    return np.maximum(rdp.rdp, 1e-14)
-
-
-def _event(mechanism: Mechanism) -> dp_accounting.DpEvent:
-    noisy = {"gaussian": dp_accounting.GaussianDpEvent, "laplace": dp_accounting.LaplaceDpEvent}[mechanism.kind]
-    event = noisy(mechanism.noise_multiplier)
-    if not mechanism.sampled:
-        return event
-    if mechanism.sampling == "poisson":
-        return dp_accounting.PoissonSampledDpEvent(mechanism.sample_rate, event)
-    part, whole = mechanism.sample_rate.as_integer_ratio()
-    return dp_accounting.SampledWithoutReplacementDpEvent(whole, part, event)
-
-
-def _quietly(function: Callable[..., Any], *args: Any) -> Any:
-    with _quiet():
-        return function(*args)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the notes of the accountants on orders that they left out and on intermediate infinities."""
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        absl.setLevel(level)

@@ -30,7 +30,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def _log_delta(sigma: float, epsilon: float) -> float:
-    """ln δ(ε), without cancellation as far as float64 allows."""
+    """Logarithm of δ(ε), without cancellation as far as float64 allows."""
     if sigma == 0:
         return 0.0
     if math.isinf(sigma):

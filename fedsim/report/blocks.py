@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 from urllib.parse import quote
 
@@ -65,15 +66,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns. The first column names the row."""
+    """Rows under named columns. The first column names the row. Privacy is shown rounded up, never down."""
 
     kind: ClassVar = "table"
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    round_up: bool = False
 
-    @property
+    @cached_property
     def csv(self) -> str:
         """The table as CSV, numbers in full precision."""
         text = io.StringIO()
@@ -82,7 +84,7 @@ class Table:
         writer.writerows([_harmless(cell) for cell in row] for row in self.rows)
         return text.getvalue()
 
-    @property
+    @cached_property
     def numeric(self) -> tuple[bool, ...]:
         """Which columns hold numbers and nothing else."""
         columns = [[cell for cell in column if cell is not None] for column in zip(*self.rows, strict=True)]

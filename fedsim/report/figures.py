@@ -48,7 +48,7 @@ WIDE, NARROW = 780, 350  # pixels
 Draw = Callable[[Figure, bool], None]  # (figure, narrow)
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "{http://www.w3.org/1999/xlink}href"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
     "axes.facecolor": "none",
@@ -131,7 +131,7 @@ def _svg(draw: Draw, width: int, height: int, *, narrow: bool) -> ElementTree.El
         draw(figure, narrow)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return ElementTree.fromstring(buffer.getvalue())  # noqa: S314 - our own bytes
+    return ElementTree.fromstring(buffer.getvalue())
 
 
 def _inline(svg: ElementTree.Element, prefix: str, alt: str) -> str:

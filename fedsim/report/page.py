@@ -49,10 +49,11 @@ def write_report(run_path: Path) -> Path:
 
 
 def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
-    """The page as text. Everything from the run is escaped; only our own style, script and SVG are taken as they are."""
+    """The page as text. Everything from the run is escaped; only our own style, script and SVG are taken as is."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = words.number
     environment.filters["cell"] = words.cell
+    environment.filters["epsilon"] = lambda value: value if value is None else words.epsilon(value)
     environment.filters["svg"] = Markup
     here = files("fedsim.report")
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
@@ -81,7 +82,8 @@ def status(run: RunFiles) -> str:
             "All rounds are done, but the final model is not written yet: this is a report of a run that has not ended."
         )
     done = f"{run.rounds_done} of {words.count(run.scenario.rounds, 'planned round')}"
-    return f"This run has not ended: {done} are done. Everything below is as it stood then, and more privacy will be spent."
+    more = ", and more privacy will be spent" if promises_noise(run) else ""
+    return f"This run has not ended: {done} are done. Everything below is as it stood then{more}."
 
 
 def _accuracy(run: RunFiles) -> Fact:
@@ -118,10 +120,8 @@ def _seen(run: RunFiles) -> Fact:
 def _claims(run: RunFiles) -> tuple[Fact, ...]:
     """Each claim, in full; of a run that has not ended, what was spent so far."""
     spent = run.rounds[-1].privacy if run.rounds else ()
-    if run.finished:
-        claims, label = run.claims, "Privacy claim"
-    else:
-        claims, label = spent, f"Privacy spent so far, after round {run.rounds_done}"
+    claims: tuple[PrivacyClaim, ...] | tuple[Spent, ...] = run.claims if run.finished else spent
+    label = "Privacy claim" if run.finished else f"Privacy spent so far, after round {run.rounds_done}"
     if claims:
         return tuple(_claim(claim, label) for claim in claims)
     if promises_noise(run) and not run.finished:

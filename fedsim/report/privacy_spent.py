@@ -85,8 +85,8 @@ def spent_lines(run: RunFiles) -> dict[Key, list[tuple[int, float]]]:
 def _no_claim_means(run: RunFiles) -> str:
     what = "the sums that it received" if run.scenario.defence.secure_aggregation else "the updates that it received"
     return (
-        f"Nothing bounds what the server can infer from {what}: differential privacy needs noise,"
-        " and none was added. What attacks achieve on this transcript is a lower bound on what leaks, never an upper one."
+        f"Nothing bounds what the server can infer from {what}: differential privacy needs noise, and none was added."
+        " What attacks achieve on this transcript is a lower bound on what leaks, never an upper one."
     )
 
 
@@ -123,7 +123,7 @@ def _drawing(run: RunFiles, lines: dict[Key, list[tuple[int, float]]]) -> Drawin
         "What each further round costs. A line never falls: what was revealed stays revealed. Compare lines only where"
         " δ, the unit, adjacency and the observer agree; they are different promises.",
         f"Line chart of the privacy spent by round: {last}.",
-        Table("Privacy spent by round", ("round", *labels), rows),
+        Table("Privacy spent by round", ("round", *labels), rows, round_up=True),
         draw,
         height=290 + 22 * len(lines),
         narrow_height=290 + 56 * len(lines),

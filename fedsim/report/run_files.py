@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,6 +112,14 @@ class RunFiles:
         return self.rounds_done >= self.scenario.rounds and self.has_model
 
     @cached_property
+    def messages_by_round(self) -> Mapping[int, Sequence[Message]]:
+        """The messages of each round that has any, in order."""
+        by_round: defaultdict[int, list[Message]] = defaultdict(list)
+        for message in self.messages:
+            by_round[message.round].append(message)
+        return dict(sorted(by_round.items()))
+
+    @cached_property
     def received(self) -> tuple[Message, ...]:
         """What came back from the clients, failures left out."""
         return tuple(m for m in self.messages if m.direction == "received" and m.kind != "error")
@@ -122,7 +131,7 @@ class RunFiles:
 
 
 def read_run_files(path: Path) -> RunFiles:
-    """Read a run folder; RunError when it is missing or damaged. Files that a growing run has not yet are left empty."""
+    """Read a run folder; RunError when it is missing or damaged. What a growing run does not have yet is left empty."""
     if not path.is_dir():
         raise RunError(f"{path} is not a run folder; name a folder that `fedsim run` made")
     text, scenario = _read_scenario(path / "scenario.yaml")

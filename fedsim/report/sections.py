@@ -55,8 +55,8 @@ def learning(run: RunFiles) -> Section | None:
     drawing = make_drawing(
         "learning",
         "Learning curves",
-        "Round 0 is the model before training. Read off whether accuracy has levelled out, and whether the training loss"
-        " (on the clients' own rows) falls away from the test loss: that gap is what membership inference lives on.",
+        "Round 0 is the model before training. Read off whether accuracy has levelled out, and whether the training"
+        " loss (on the clients' own rows) falls away from the test loss: membership inference lives on that gap.",
         f"Two line charts by round. {summary}",
         Table("Learning by round", columns, rows),
         draw,
@@ -152,9 +152,9 @@ def _partition_drawing(picture: PartitionPicture, names: tuple[str, ...], *, hea
         bottom.set_xlabel("client")
 
     caption = "Bars: rows of each client." + (
-        " Cells: how a client's rows are spread over the classes, each column by itself; the strongest cell stands for"
-        f" {100 * _shares(picture).max():.0f} %. Even columns mean iid data; a few strong cells in each column mean label"
-        " skew, where an update tells much about whose data it came from."
+        " Cells: how a client's rows are spread over the classes, each column by itself; full strength stands for"
+        f" {100 * _full_strength(_shares(picture)):.0f} %. Even columns mean iid data; a few strong cells in each"
+        " column mean label skew, where an update tells much about whose data it came from."
         if heat
         else " Uneven bars mean that some clients weigh more than others, and that small ones are easier to single out."
     )
@@ -172,9 +172,9 @@ def _partition_drawing(picture: PartitionPicture, names: tuple[str, ...], *, hea
 
 
 def _heat_map(axes: Axes, picture: PartitionPicture, names: tuple[str, ...], *, narrow: bool) -> None:
-    """Cells whose opacity is the class's share of the client's rows, in twenty steps up to the largest share."""
+    """Cells whose opacity is the class's share of the client's rows, in twenty steps up to full strength."""
     shares = _shares(picture)
-    steps = np.ceil(20 * shares / max(shares.max(), 1e-9)).astype(int)
+    steps = np.ceil(20 * shares / _full_strength(shares)).astype(int)
     for step in range(1, 21):
         cells = [(int(client), int(label)) for client, label in np.argwhere(steps == step)]
         fill_cells(axes, cells, facecolor=BLUE, edgecolor="none", alpha=step / 20)
@@ -191,7 +191,13 @@ def _heat_map(axes: Axes, picture: PartitionPicture, names: tuple[str, ...], *, 
 def _shares(picture: PartitionPicture) -> NDArray[np.float64]:
     """(clients, classes): the share of each class among a client's rows."""
     counts = np.array(picture.counts, dtype=np.float64)
-    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def _full_strength(shares: NDArray[np.float64]) -> float:
+    # The largest share, but at least a half: the chance differences of iid data must not look like skew.
+    return max(0.5, float(shares.max(initial=0.0)))
 
 
 def _short(name: str, limit: int) -> str:

@@ -56,7 +56,7 @@ def participation(run: RunFiles) -> Participation:
 def _saw(run: RunFiles, took_part: Participation) -> tuple[str, ...]:
     sums = [m for m in run.received if m.kind == "sum"]
     single = [m for m in run.received if m.kind != "sum"]
-    beside = ", beside what the claims name as released and cover" if run.claims else ""
+    beside = " (the claims cover only what they name as released)" if run.claims else ""
     items = []
     if single:
         what = "gradient" if single[0].kind == "gradient" else "update"
@@ -137,15 +137,15 @@ def _norms(run: RunFiles) -> Drawing | None:
     caption = (
         "One norm a round is all that the server can compare here: no single client stands out from a sum."
         if sums
-        else "A client whose dots lie apart from the others is one that the server can tell apart: unusual or little data,"
-        f" or a fault.{noise}"
+        else "A client whose dots lie apart is one that the server can tell from the others: little or odd data, or a"
+        f" fault.{noise}"
     )
     return make_drawing(
         "norms",
         f"Norm of each {what}",
         caption,
-        f"Chart of the L2 norms by round: from {words.number(float(norms.min()))} to {words.number(float(norms.max()))},"
-        f" in the last round {words.number(median[-1])} in the median.",
+        f"Chart of the L2 norms by round: from {words.number(float(norms.min()))} to"
+        f" {words.number(float(norms.max()))}, in the last round {words.number(median[-1])} in the median.",
         Table("Norms", ("round", "client", "L2 norm"), tuple((m.round, m.client, m.norm) for m in messages)),
         draw,
         height=300,
@@ -197,10 +197,10 @@ def _raster(took_part: Participation) -> Drawing:
     return make_drawing(
         "participation",
         "Who took part",
-        "Each filled cell is an answer that reached the server, a crossed one is a failure. The more often a client takes"
-        " part, the more the server can add up about it.",
-        f"Raster of {words.count(len(clients), 'client')} by {words.count(last, 'round')}: client {most} took part most often,"
-        f" {words.count(len(took_part[most]), 'time')}; {words.count(len(failed), 'failure')}.",
+        "Each filled cell is an answer that reached the server, a crossed one is a failure. The more often a client"
+        " takes part, the more the server can add up about it.",
+        f"Raster of {words.count(len(clients), 'client')} by {words.count(last, 'round')}: client {most} was asked most"
+        f" often, {words.count(len(took_part[most]), 'time')}; {words.count(len(failed), 'failure')}.",
         Table("Who took part", ("client", "round", "outcome"), rows),
         draw,
         height=height,
@@ -213,6 +213,9 @@ def _histogram(run: RunFiles, took_part: Participation) -> Drawing:
     shown = sorted(times)
     population = run.summary.population or len(took_part)
     never = population - len(took_part)
+    reached = f"{words.count(len(took_part), 'client')} of {population:,} took part at all; the others sent nothing."
+    if not never:
+        reached = f"All {words.count(population, 'client')} took part at some time."
     parts = [f"{words.count(times[t], 'client')} took part in {words.count(t, 'round')}" for t in shown]
 
     def draw(figure: Figure, narrow: bool) -> None:
@@ -224,14 +227,13 @@ def _histogram(run: RunFiles, took_part: Participation) -> Drawing:
         axes.grid(axis="x", visible=False)
         axes.set_xlabel("rounds in which a client took part")
         axes.set_ylabel("clients")
-        axes.set_xlim(min(shown) - 1.0, max(shown) + 1.0)
+        axes.set_xlim(min(shown) - 0.7, max(max(shown), 4) + 0.7)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return make_drawing(
         "participation",
         "How often clients took part",
-        f"{words.count(len(took_part), 'client')} of {population:,} took part at all; {never:,} never did and sent nothing."
-        " The further to the right, the more the server can add up about a client.",
+        f"{reached} The further to the right, the more the server can add up about a client.",
         f"Bar chart: {'; '.join(parts[:10])}.",
         Table("How often clients took part", ("rounds", "clients"), ((0, never), *((t, times[t]) for t in shown))),
         draw,
@@ -243,8 +245,7 @@ def _histogram(run: RunFiles, took_part: Participation) -> Drawing:
 def _messages_table(run: RunFiles) -> Table:
     """What crossed the wire in each round."""
     rows = []
-    for round_ in sorted({m.round for m in run.messages}):
-        messages = [m for m in run.messages if m.round == round_]
+    for round_, messages in run.messages_by_round.items():
         sent = [m for m in messages if m.direction == "sent" and m.kind != "error"]
         back = [m for m in messages if m.direction == "received" and m.kind != "error"]
         models = sum(m.clients or 1 for m in sent)
@@ -268,10 +269,10 @@ def _messages_table(run: RunFiles) -> Table:
 
 def _kept(run: RunFiles) -> Paragraph:
     kept = [m for m in run.messages if m.file]
-    tensors = sum(size for name, size in run.transcript_sizes.items() if name.endswith(".safetensors"))
+    files = [size for name, size in run.transcript_sizes.items() if name.endswith(".safetensors")]
     text = (
         f"Kept in the transcript: the tensors of {len(kept):,} of {words.count(len(run.messages), 'message')},"
-        f" {words.size(tensors)} in {words.count(sum(n.endswith('.safetensors') for n in run.transcript_sizes), 'file')}."
+        f" {words.size(sum(files))} in {words.count(len(files), 'file')}."
     )
     missing = sorted({m.file for m in kept if m.file and m.file not in run.transcript_sizes})
     if missing:

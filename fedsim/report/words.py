@@ -11,7 +11,7 @@ from fedsim.report.run_files import RunFiles
 
 
 def number(value: Cell, digits: int = 4) -> str:
-    """A cell for people: 12,345; 0.9312; 1.2e-5; a dash where there is nothing."""
+    """A cell for people: 12,345; 0.9312; 1.2e-05; a dash where there is nothing."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -22,7 +22,7 @@ def number(value: Cell, digits: int = 4) -> str:
         return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{digits}g}"
 
 
 def cell(value: Cell) -> str:
@@ -64,7 +64,7 @@ def describe(run: RunFiles) -> tuple[tuple[str, str], ...]:
         ("A client's work", _client(scenario)),
         ("Cohort", _cohort(run)),
         ("Defence", "; ".join(defences(scenario.defence)) or "none: every update leaves the client as it is"),
-        ("The server keeps", _adversary(scenario.adversary)),
+        ("The server keeps", _adversary(scenario)),
         ("Seed", f"{scenario.seed}; the same scenario and seed give the same run"),
     )
 
@@ -196,12 +196,14 @@ def in_a_round(run: RunFiles) -> str:
     return f"{amount} in a round" + (" on average (Poisson)" if cohort.sampling == "poisson" else "")
 
 
-def _adversary(adversary: sc.AdversarySection) -> str:
-    rounds, clients = adversary.keep_rounds, adversary.keep_clients
+def _adversary(scenario: sc.Scenario) -> str:
+    rounds, clients = scenario.adversary.keep_rounds, scenario.adversary.keep_clients
     if rounds == "all":
         when = "of every round"
     else:
         when = f"of the first {count(rounds, 'round')}" if isinstance(rounds, int) else f"of rounds {_listed(rounds)}"
+    if scenario.defence.secure_aggregation:
+        return f"the model and the sum {when}; of everything else the norm only"
     if clients == "all":
         who = "of every client"
     else:

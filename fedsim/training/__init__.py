@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replica kernel: K independent models trained at once, each with its own data, batches, noise and length.
+
+`train_cohort` does the local work of all clients of a round, with and without example-level differential privacy.
+`layout_of` says where each tensor of a model lies in the flat vectors that go in and come out.
+"""
+
+from fedsim.training.batches import ExampleClipping, LocalWork, batch_schedule
+from fedsim.training.client import CohortResult
+from fedsim.training.layout import Layout, layout_of
+from fedsim.training.local import train_cohort
+from fedsim.training.replicas import expressible
+
+__all__ = [
+    "CohortResult",
+    "ExampleClipping",
+    "Layout",
+    "LocalWork",
+    "batch_schedule",
+    "expressible",
+    "layout_of",
+    "train_cohort",
+]

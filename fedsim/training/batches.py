@@ -106,6 +106,8 @@ class BatchPlan:
         present = np.zeros(rows.shape, dtype=np.float32)
         for k, (schedule, own) in enumerate(zip(schedules, members, strict=True)):
             rows[:, k] = own[0]
+            if not schedule:
+                continue
             lengths = np.fromiter(map(len, schedule), dtype=np.int64, count=len(schedule))
             step = np.repeat(np.arange(len(schedule)), lengths)
             place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

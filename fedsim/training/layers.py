@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.training.ghost import Product, squared_lengths
+from fedsim.training.ghost import Product
 
 
 class Batch:
@@ -185,80 +184,9 @@ class ReplicaEmbedding(ReplicaLayer):
     def add_gradient(self, views: Mapping[str, Tensor], scale: float, factors: Tensor | None) -> None:
         weight, _ = self.targets(views)
         assert weight is not None
-        d = self._d if factors is None else self._by_example(self._d) * factors[:, :, None, None]
-        weight.index_put_(self._where, d.view(self._d.shape) * scale, accumulate=True)
+        d = self._d * scale
+        if factors is not None:
+            d = d.unflatten(1, (self.batch.width, -1)).mul_(factors[:, :, None, None]).flatten(1, 2)
+        weight.index_put_(self._where, d, accumulate=True)
 
-    def _by_example(self, d: Tensor) -> Tensor:
-        return d.unflatten(1, (self.batch.width, -1))
 
-
-class ReplicaAffine(ReplicaLayer):
-    """The scale and shift of K normalisation layers, y = x̂ w + b, where x̂ is normalised by PyTorch."""
-
-    def __init__(self, original: nn.Module, prefix: str, batch: Batch) -> None:
-        super().__init__(original, prefix, batch)
-        # which trailing dimensions of the input the weight has: all (LayerNorm), or the channel in (N, C, ...)
-        self._trailing = len(original.normalized_shape) if isinstance(original, nn.LayerNorm) else 0
-        self.original = original
-        self._parameters_of_original = original._parameters
-        original._parameters = {name: None for name in original._parameters}  # normalise only
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.original(x))
-
-    def _spread(self, weight: Tensor, dimensions: int) -> Tensor:
-        """A weight (K, *shape) so that it multiplies a tensor (K, B·m, ...) of `dimensions` dimensions."""
-        behind = 0 if self._trailing else dimensions - 3
-        before = dimensions - weight.dim() - behind
-        return weight.view(len(weight), *[1] * before, *weight.shape[1:], *[1] * behind)
-
-    def compute(self, x: Tensor) -> Tensor:
-        y = self.batch.clear_guard(torch.empty_like(x))
-        self._x, into = self.batch.without_guard(x), self.batch.without_guard(y)
-        weight = None if self.weight is None else self._spread(self.weight, into.dim())
-        if weight is None:
-            into.copy_(self._x)
-        elif self.bias is None:
-            torch.mul(self._x, weight, out=into)
-        else:
-            torch.addcmul(self._spread(self.bias, into.dim()), self._x, weight, out=into)
-        return y
-
-    def keep(self, d: Tensor) -> Tensor:
-        self._whole = d
-        self._d = self.batch.without_guard(d)
-        return self._d
-
-    def input_gradient(self, d: Tensor) -> Tensor:
-        if self.weight is None:
-            return self._whole
-        gradient = self.batch.clear_guard(torch.empty_like(self._whole))
-        torch.mul(d, self._spread(self.weight, d.dim()), out=self.batch.without_guard(gradient))
-        return gradient
-
-    def _of_examples(self) -> dict[str, Tensor]:
-        """The per-example gradients (K, B, F) of the weight, Σ d x̂, and of the bias, Σ d: F numbers each, few."""
-        found = {}
-        for name, each in (("weight", self._x * self._d), ("bias", self._d)):
-            if name not in self.names:
-                continue
-            each = each.unflatten(1, (self.batch.width, -1))  # (K, B, m, ...)
-            if self._trailing:
-                each = each.flatten(3 if False else 2, -1 - self._trailing)  # (K, B, L, *shape)
-                found[name] = each.flatten(3).sum(2)
-            else:
-                found[name] = each.flatten(4).sum(4).sum(2) if each.dim() > 4 else each.sum(2)
-        return found
-
-    def squared_norms(self) -> Tensor:
-        self._examples = self._of_examples()
-        lengths = [squared_lengths(each) for each in self._examples.values()]
-        return lengths[0] + lengths[1] if len(lengths) == 2 else lengths[0]
-
-    def add_gradient(self, views: Mapping[str, Tensor], scale: float, factors: Tensor | None) -> None:
-        examples = self._of_examples() if factors is None else self._examples
-        weights = self.batch.present.new_ones(self.batch.replicas, self.batch.width) if factors is None else factors
-        for name, each in examples.items():
-            total = torch.bmm(weights.unsqueeze(1), each)
-            target = views[self.names[name]]
-            target.add_(total.view(target.shape), alpha=scale)

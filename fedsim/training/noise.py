@@ -18,15 +18,13 @@ from torch import Tensor
 _PIECE = 1 << 15  # pairs that are transformed at a time: the intermediate results stay in the cache
 
 
-def add_noise(target: Tensor, generators: Sequence[np.random.Generator], scale: float) -> None:
-    """Add `scale` · N(0, I) to each row of `target` (K, n), row k from the stream `generators[k]`.
+def add_noise(target: Tensor, generators: Sequence[np.random.Generator], deviations: Tensor, value: float = 1) -> None:
+    """Add value · deviations[k] · N(0, I) to row k of `target` (K, n), drawn from the stream `generators[k]`.
 
     Box-Muller: with u uniform on (0, 1] and θ uniform on [-π, π), √(-2 ln u)·cos θ and √(-2 ln u)·sin θ are independent
     N(0, 1). A 64-bit word gives u (32 bits, finest near 0, where the tail is: up to 6.6 standard deviations) and θ. The
     first half of a row takes the cosines, the second half the sines.
     """
-    if scale == 0:
-        return
     length = target.shape[1]
     pairs = (length + 1) // 2
     together = max(1, _PIECE // pairs)
@@ -35,17 +33,18 @@ def add_noise(target: Tensor, generators: Sequence[np.random.Generator], scale: 
         words = np.empty((len(some), pairs), dtype=np.uint64)
         for row, generator in zip(words, some, strict=True):
             row[:] = generator.bit_generator.random_raw(pairs)
-        _transform(target[first : first + len(some)], torch.from_numpy(words.view(np.int32)), scale)
+        _transform(target[first : first + len(some)], torch.from_numpy(words.view(np.int32)), deviations[first:][: len(some)], value)
 
 
-def _transform(target: Tensor, bits: Tensor, scale: float) -> None:
-    """Add the normal numbers made of `bits` (K, 2·pairs) int32, times `scale`, to `target` (K, n)."""
+def _transform(target: Tensor, bits: Tensor, deviations: Tensor, value: float) -> None:
+    """Add the normal numbers made of `bits` (K, 2·pairs) int32, times value · deviations (K,), to `target` (K, n)."""
+    scale = deviations.square().mul_(-2).unsqueeze(1)
     length, pairs = target.shape[1], bits.shape[1] // 2
     for first in range(0, pairs, _PIECE):
         last = min(first + _PIECE, pairs)
         radius = bits[:, first:last].to(torch.float32)
-        radius.add_(0.5).abs_().mul_(2.0**-31).log_().mul_(-2 * scale * scale).sqrt_()
+        radius.add_(0.5).abs_().mul_(2.0**-31).log_().mul_(scale).sqrt_()
         angle = bits[:, pairs + first : pairs + last].to(torch.float32).mul_(math.pi * 2.0**-31)
-        target[:, first:last].addcmul_(radius, angle.cos())
+        target[:, first:last].addcmul_(radius, angle.cos(), value=value)
         rest = min(last, length - pairs) - first  # an odd row has one sine fewer than cosines
-        target[:, pairs + first : pairs + first + rest].addcmul_(radius[:, :rest], angle.sin_()[:, :rest])
+        target[:, pairs + first : pairs + first + rest].addcmul_(radius[:, :rest], angle.sin_()[:, :rest], value=value)
