@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedsim.errors import ModelError
 from fedsim.randomness import stream
-from fedsim.residual import ResNet, he_weights, norm_layer
+from fedsim.residual import ResNet, norm_layer
 from fedsim.scenario import CnnModel, ImportedModel, LogisticModel, MlpModel, ResnetModel, TransformerModel
 from fedsim.transformer import Transformer
 
@@ -127,7 +127,9 @@ def _cnn(spec: CnnModel, shape: Shape, classes: int) -> nn.Module:
         for parameter in model.parameters():
             nn.init.uniform_(parameter, -0.5, 0.5)
     if spec.variant == "convnet":
-        he_weights(model)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     return model.train()
 
 
@@ -155,8 +157,8 @@ def _convnet(spec: CnnModel, shape: Shape) -> list[nn.Module]:
     """Geiping et al. 2020, "Inverting Gradients": eight 3x3 convolutions, 3x3 max-pooling after the 6th and the 8th.
 
     Channels are 1, 2, 2, 4, 4, 4, 4, 4 times the width; the paper has BatchNorm after each. Images that two poolings
-    by 3 would reduce to nothing (below 9 pixels) are pooled by 2 the second time. Weights as He et al. 2015: with
-    PyTorch's own, eight layers without a norm pass on next to nothing and do not learn.
+    by 3 would reduce to nothing (below 9 pixels) are pooled by 2 the second time. Weights from
+    N(0, 2 / fan_in) (He et al. 2015): with PyTorch's own, eight layers without a norm do not learn.
     """
     channels = [shape[0], *(spec.width * factor for factor in (1, 2, 2, 4, 4, 4, 4, 4))]
     layers: list[nn.Module] = []

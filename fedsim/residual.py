@@ -15,13 +15,6 @@ def norm_layer(norm: Literal["group", "batch"], channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
 
 
-def he_weights(model: nn.Module) -> None:
-    """Convolutions from N(0, 2 / fan_in), which keeps the scale through ReLUs (He et al. 2015, equation 10)."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-
-
 class Block(nn.Module):
     """relu(x + norm(conv(relu(norm(conv(x)))))); a 1x1 convolution carries x where the shape changes."""
 
@@ -68,7 +61,6 @@ class ResNet(nn.Module):
                 channels = outputs
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
-        he_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to logits (N, classes)."""

@@ -60,7 +60,9 @@ def read_replies(
                 if not 0 < _number(metrics, key) < math.inf:
                     raise ValueError(f"its {key} is {metrics[key]}, not a positive number")
             fitting.append((client, row, metrics))
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            refused.append(Refusal(client, f"its {error} is missing"))
+        except (ValueError, TypeError) as error:
             refused.append(Refusal(client, str(error)))
     norms = torch.linalg.vector_norm(stack([row for _, row, _ in fitting]), dim=1).tolist() if fitting else []
     arrivals = []

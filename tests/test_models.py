@@ -161,7 +161,7 @@ def test_models_learn_digits(spec: dict[str, Any], needed: float) -> None:
         rows = torch.randint(0, len(data.x_train), (64,), generator=generator)
         loss = nn.functional.cross_entropy(model(data.x_train[rows]), data.y_train[rows])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     accuracy = (model.eval()(data.x_test).argmax(1) == data.y_test).float().mean()
     assert accuracy > needed

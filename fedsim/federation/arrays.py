@@ -42,6 +42,10 @@ class TensorArray(Array):
         return array
 
 
+# On the wire Flower names an object by its class: to the other side this is an Array like any other.
+TensorArray.__qualname__ = Array.__qualname__
+
+
 def to_record(flat: Tensor, layout: Layout) -> ArrayRecord:
     """The flat vector (P,) as named arrays."""
     record = ArrayRecord()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -65,14 +65,12 @@ class RunWriter:
 
     def __init__(self, path: Path, layout: Layout, adversary: AdversarySection) -> None:
         self.path, self.last_checkpoint = path, time.monotonic()
-        self.lock = (path / ".lock").open("w")
+        self.lock = _lock(path)
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(
-                f"{path} is being written by another process; wait for it, or choose another --out"
-            ) from None
-        self.checkpoint = read_checkpoint(path)
+            self.checkpoint = read_checkpoint(path)
+        except RunError:
+            self.lock.close()
+            raise
         _cut_back(path, self.checkpoint)
         self.metrics = (path / "metrics.jsonl").open("ab")
         self.transcript = TranscriptWriter(path / "transcript", layout, adversary)
@@ -104,6 +102,17 @@ class RunWriter:
         """Close the files and let go of the folder."""
         for file in (self.metrics, self.transcript.messages, self.lock):
             file.close()
+
+
+def _lock(path: Path) -> TextIO:
+    """Hold the folder for this process; the lock ends with the process, however that ends."""
+    file = (path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise RunError(f"{path} is being written by another process; wait for it, or choose another --out") from None
+    return file
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:

@@ -185,8 +185,8 @@ def _client_promises(scenario: Scenario, section: ClientDp, setting: Setting, si
         )
     if scenario.defence.compression is not None:
         raise PrivacyError(
-            f"defence.compression {scenario.defence.compression.kind} with client_dp and secure_aggregation is done before"
-            " the noise is complete, so that no claim on the sum holds; leave compression or secure_aggregation out"
+            f"defence.compression {scenario.defence.compression.kind} comes before the noise is complete, which clients"
+            " share under secure_aggregation, so that no claim on the sum holds; leave one of the two out"
         )
     against_server = _sum_promise(section, sigma)
     return (

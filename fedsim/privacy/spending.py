@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Account, Mechanism, account, smallest_noise
@@ -91,6 +92,9 @@ def _resolve(section: ExampleDp | ClientDp, scenario: Scenario, setting: Setting
         made = promises(scenario, setting, Noise(sigma, sigma))
         return _candidates(next(promise for promise in made if promise.unit == unit).steps(setting))
 
+    def spends(index: int, sigma: float) -> float:
+        return account([spenders(sigma)[index]], section.delta, scenario.defence.accountant, COARSE).epsilon
+
     def worst(sigma: float) -> tuple[int, float]:
         steps = spenders(sigma)
         step, spent = _worst(steps, section.delta, scenario, (ROUGH, COARSE))
@@ -104,15 +108,19 @@ def _resolve(section: ExampleDp | ClientDp, scenario: Scenario, setting: Setting
             f"{field}.adaptive.bit_noise {adaptive.bit_noise:g} alone spends more than target_epsilon {target:g};"
             " use a larger bit_noise"
         )
-    sigma, index = 0.0, worst(1.0)[0]
-    for _ in spenders(1.0):
-        one, accountant = index, scenario.defence.accountant
-        spends = lambda sigma: account([spenders(sigma)[one]], section.delta, accountant, COARSE).epsilon  # noqa: B023, E731
-        sigma = max(sigma, smallest_noise(spends, target))
+    return _noise_for_all(spends, worst, target)
+
+
+def _noise_for_all(
+    spends: Callable[[int, float], float], worst: Callable[[float], tuple[int, float]], target: float
+) -> float:
+    """The smallest σ with which nobody spends more than the target: that of the worst; unless it makes another worse."""
+    index, sigma = worst(1.0)[0], 0.0
+    while True:
+        sigma = max(sigma * (1 + 1e-5), smallest_noise(partial(spends, index), target))
         index, most = worst(sigma)
         if most <= target:
-            break
-    return sigma
+            return sigma
 
 
 # --- the worst client -----------------------------------------------------------------------------------------------
@@ -159,8 +167,8 @@ def _claim(promise: Promise, setting: Setting, scenario: Scenario, grids: Sequen
 def _curve(promise: Promise, settings: Sequence[Setting], scenario: Scenario) -> list[PrivacyClaim]:
     """The claim after each round: fine after the last, coarse before.
 
-    Fine and coarse bounds differ in the fifth digit, and so does PRV by itself: no round shows more than the end, which is
-    an upper bound for it too, or less than the round before.
+    Fine and coarse bounds differ in the fifth digit, and PRV has a slack of its own: no round shows more than the end,
+    which is an upper bound for it too, or less than the round before.
     """
     final = _claim(promise, settings[-1], scenario, (ROUGH, COARSE, FINE))
     curve: list[PrivacyClaim] = []

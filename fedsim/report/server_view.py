@@ -35,7 +35,7 @@ def server_view(run: RunFiles) -> Section:
         _norms(run),
         _participation_drawing(run, took_part),
         _messages_table(run),
-        _kept(run),
+        kept(run),
         *_failures(run),
     ]
     return Section("server", "The server's view", tuple(block for block in blocks if block is not None))
@@ -267,14 +267,15 @@ def _messages_table(run: RunFiles) -> Table:
     return Table(table.title, columns, shown, note)
 
 
-def _kept(run: RunFiles) -> Paragraph:
-    kept = [m for m in run.messages if m.file]
+def kept(run: RunFiles) -> Paragraph:
+    """What lies on the disk of what was seen."""
+    lines = [m for m in run.messages if m.file]
     files = [size for name, size in run.transcript_sizes.items() if name.endswith(".safetensors")]
     text = (
-        f"Kept in the transcript: the tensors of {len(kept):,} of {words.count(len(run.messages), 'message')},"
+        f"Kept in the transcript: the tensors of {len(lines):,} of {words.count(len(run.messages), 'message')},"
         f" {words.size(sum(files))} in {words.count(len(files), 'file')}."
     )
-    missing = sorted({m.file for m in kept if m.file and m.file not in run.transcript_sizes})
+    missing = sorted({m.file for m in lines if m.file and m.file not in run.transcript_sizes})
     if missing:
         return Paragraph(
             f"{text} {words.count(len(missing), 'file')} that the transcript names are missing: {missing[0]}.",

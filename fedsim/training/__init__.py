@@ -9,6 +9,7 @@ from fedsim.training.batches import ExampleClipping, LocalWork, batch_schedule
 from fedsim.training.client import CohortResult
 from fedsim.training.layout import Layout, layout_of
 from fedsim.training.local import train_cohort
+from fedsim.training.memory import keep_freed_memory
 from fedsim.training.replicas import expressible
 
 __all__ = [
@@ -21,3 +22,5 @@ __all__ = [
     "layout_of",
     "train_cohort",
 ]
+
+keep_freed_memory()

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 
+_LARGE = 1 << 14  # entries from which a product should be added in place; PyTorch then calls it replica by replica
+
+
 def squared_lengths(rows: Tensor) -> Tensor:
     """|r|² over the last dimension."""
     return torch.linalg.vector_norm(rows, dim=-1).square_()
@@ -78,7 +81,7 @@ class Product:
             return
         d = self._d if factors is None else self._d * factors[:, :, None, None]
         x, d = self._x.flatten(1, 2), d.flatten(1, 2).transpose(1, 2)
-        if weight.dim() == 3:
+        if weight.dim() == 3 and outputs * inputs >= _LARGE:
             weight.baddbmm_(d, x, alpha=scale)  # the step of SGD and the gradient are one operation
         else:
             weight.add_(torch.bmm(d, x).view(weight.shape), alpha=scale)

@@ -121,10 +121,14 @@ class ReplicaLinear(ReplicaLayer):
         self._x = self.batch.without_guard(x).flatten(1, -2)
         y = self.batch.clear_guard(x.new_empty(*x.shape[:-1], self.weight.shape[1]))
         into = self.batch.without_guard(y).flatten(1, -2)
-        if self.bias is None:
-            torch.bmm(self._x, self.weight.transpose(1, 2), out=into)
+        _, rows, inputs = self._x.shape
+        if 8 <= rows <= 48 and inputs >= 400:
+            # W xᵀ: for few rows, MKL spends more on packing the large transposed matrix than on the product
+            into.copy_(torch.bmm(self.weight, self._x.transpose(1, 2)).transpose(1, 2))
         else:
-            torch.baddbmm(self.bias.unsqueeze(1), self._x, self.weight.transpose(1, 2), out=into)
+            torch.bmm(self._x, self.weight.transpose(1, 2), out=into)
+        if self.bias is not None:
+            into.add_(self.bias.unsqueeze(1))
         return y
 
     def keep(self, d: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class ReplicaNorm(ReplicaLayer):
         """The gradients (K, B, F) of every example: Σ d x̂ for the weight, Σ d for the bias."""
         factors = {"weight": self._x * self._d, "bias": self._d}
         split = (self.batch.width, -1)
-        return {name: factors[name].unflatten(1, split).sum((2, 4)) for name in self.names}
+        return {name: factors[name].unflatten(1, split).sum(4).sum(2) for name in self.names}
 
     def squared_norms(self) -> Tensor:
         """(K, B): computed directly, these gradients are small."""

@@ -129,7 +129,7 @@ def test_a_million_clients_cost_nothing_until_they_are_asked(spec: dict[str, Any
             partition.members(client)
         times.append((time.perf_counter() - begin) / 100)
     assert partition.population == 1_000_000
-    assert built < 0.1
+    assert built < 0.5
     assert min(times) < 1e-3  # tens of microseconds on a quiet machine
 
 

@@ -49,7 +49,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path) -> N
         while not (out / "metrics.jsonl").exists() and process.poll() is None:
             time.sleep(0.01)
         # From the first line on: die after a few more rounds, at a moment that nobody chose.
-        wanted = written + rng.randrange(2000, 4000)
+        wanted = written + rng.randrange(3000, 5000)
         while process.poll() is None and (out / "metrics.jsonl").stat().st_size < wanted:
             time.sleep(rng.random() / 200)
         if process.poll() is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedsim.privacy.claim import PrivacyClaim
+from fedsim.report import write_report
 from fedsim.scenario import Scenario
 from fedsim.scenario_file import dump_scenario
 
@@ -69,10 +71,21 @@ def make_run() -> Callable[[Path, str], Path]:
     return write_run
 
 
+@pytest.fixture(scope="session")
+def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The report of a variant, written once for all tests that only read it: drawing takes most of a test's time."""
+
+    @cache
+    def report(variant: str) -> Path:
+        return write_report(write_run(tmp_path_factory.mktemp("runs") / variant, variant))
+
+    return report
+
+
 @pytest.fixture(params=VARIANTS)
-def any_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Each variant in its turn."""
-    return write_run(tmp_path / f"{request.param}-001", request.param)
+def any_report(request: pytest.FixtureRequest, report_of: Callable[[str], Path]) -> Path:
+    """The report of each variant in its turn; not to be changed."""
+    return report_of(request.param)
 
 
 @pytest.fixture

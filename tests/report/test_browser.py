@@ -20,8 +20,6 @@ from typing import Any, Self
 
 import pytest
 
-from fedsim.report import write_report
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless",
@@ -150,8 +148,8 @@ class Browser:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[[Path, str], Path]) -> dict[str, Path]:
-    return {variant: write_report(make_run(tmp_path_factory.mktemp("runs") / variant, variant)) for variant in VARIANTS}
+def pages(report_of: Callable[[str], Path]) -> dict[str, Path]:
+    return {variant: report_of(variant) for variant in VARIANTS}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 
 from fedsim.errors import RunError
 from fedsim.report import read_run_files, write_report
+from fedsim.report.server_view import kept
 
 
 def test_reads_what_is_there(dp_run: Path) -> None:
@@ -46,8 +47,8 @@ def test_a_run_that_has_only_begun(dp_run: Path) -> None:
     assert "ε = " not in text
 
 
-def test_unfinished_run_says_so_and_shows_what_was_spent(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    header = write_report(make_run(tmp_path / "run", "unfinished")).read_text().partition("</header>")[0]
+def test_unfinished_run_says_so_and_shows_what_was_spent(report_of: Callable[[str], Path]) -> None:
+    header = report_of("unfinished").read_text().partition("</header>")[0]
     assert "5 of 12 planned rounds are done" in header
     assert "Privacy spent so far, after round 5" in header
     assert "ε = 2.761" in header  # 1.234567 * sqrt(5) = 2.76057
@@ -55,7 +56,7 @@ def test_unfinished_run_says_so_and_shows_what_was_spent(make_run: Callable[...,
 
 def test_missing_tensors_are_told(dp_run: Path) -> None:
     (dp_run / "transcript" / "round-00002-received.safetensors").unlink()
-    assert "missing: round-00002-received.safetensors" in write_report(dp_run).read_text()
+    assert "missing: round-00002-received.safetensors" in kept(read_run_files(dp_run)).text
 
 
 def _truncate(name: str) -> Callable[[Path], object]:

@@ -40,7 +40,7 @@ def record(value: float = 1.0) -> ArrayRecord:
         (lambda: reply(1, record(), {**GOOD, "weight": -1.0}), "its weight is -1.0"),
         (lambda: reply(1, record(), {**GOOD, "weight": math.nan}), "its weight is nan"),
         (lambda: reply(1, record(), {**GOOD, "num-examples": 0}), "its num-examples is 0"),
-        (lambda: reply(1, record(), {"weight": 1.0}), "num-examples"),
+        (lambda: reply(1, record(), {"num-examples": 5}), "its 'weight' is missing"),
         (lambda: error_reply(Message(RecordDict(), node_of(1), MessageType.TRAIN), "no power"), "no power"),
     ],
 )
