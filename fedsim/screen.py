@@ -97,7 +97,7 @@ def _spent(claim: PrivacyClaim) -> str:
 
 
 def round_line(report: RoundReport) -> str:
-    """A round as `name=value` pairs; each claim adds its epsilon, delta and unit; what was not measured is left out."""
+    """A round as `name=value` pairs, with the first claim (the one against the server); what is unknown is left out."""
     pairs: list[tuple[str, Any]] = [
         ("round", report.round),
         ("of", report.rounds),
@@ -107,7 +107,7 @@ def round_line(report: RoundReport) -> str:
         ("loss", report.loss),
         ("accuracy", report.accuracy),
     ]
-    for claim in report.claims:
+    for claim in report.claims[:1]:
         epsilon = repr(float(claim.epsilon))  # all digits: rounding could make a claim smaller than it is
         pairs += [("epsilon", epsilon), ("delta", claim.delta), ("unit", claim.unit)]
     return " ".join(
@@ -136,9 +136,10 @@ def run_document(run: Run, report: Path | None) -> dict[str, Any]:
 def run_rows(run: Run, report: Path | None) -> list[tuple[str, str]]:
     """A finished run for people."""
     scenario, summary, accuracy = run.scenario, run.summary, last_measured(run, "accuracy")
+    who = clients(summary["population"], summary["cohort_size"], scenario.cohort.sampling)
     failures = int(run.metrics["failures"].sum())
     return [
-        ("ran", f"{scenario.name}: {scenario.strategy.name}, {scenario.rounds} rounds, {clients(summary)}"),
+        ("ran", f"{scenario.name}: {scenario.strategy.name}, {scenario.rounds} rounds, {who}"),
         ("model", f"{scenario.model.name}, {summary['parameters']:,} parameters, on {summary['data']}"),
         (
             "accuracy",
@@ -192,13 +193,12 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
     scenario, dataset = plan.scenario, plan.dataset
     shape = "x".join(map(str, dataset.x_train.shape[1:]))
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
-    who = {"population": plan.population, "cohort_size": plan.cohort_size}
-    sampling = "" if plan.cohort_size == plan.population else f" ({scenario.cohort.sampling} sampling)"
+    who = clients(plan.population, plan.cohort_size, scenario.cohort.sampling)
     steps = "one gradient" if scenario.strategy.name == "fedsgd" else f"at most {plan.steps_per_round:,} local steps"
     return [
         ("scenario", f"{scenario.name}: {scenario.question}" if scenario.question else scenario.name),
         ("data", f"{dataset.name}: {rows}, input {shape}, {dataset.classes:,} classes"),
-        ("clients", f"{clients(who)}{sampling}, partition {scenario.partition.kind}"),
+        ("clients", f"{who}, partition {scenario.partition.kind}"),
         ("model", f"{scenario.model.name}, {plan.parameters:,} parameters"),
         ("training", f"{scenario.strategy.name}, {scenario.rounds:,} rounds, {steps} for a client in a round"),
         ("defence", _defence(plan)),
@@ -208,12 +208,17 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
     ]
 
 
-def clients(who: dict[str, Any]) -> str:
+def clients(population: int, cohort: float, sampling: str) -> str:
     """How many clients take part in a round, of how many."""
-    population, cohort = int(who["population"]), float(who["cohort_size"])
-    if cohort == population:
-        return f"all {population:,} clients in each round"
-    return f"{'' if cohort.is_integer() else 'about '}{cohort:,.5g} of {population:,} clients in each round"
+    if sampling == "poisson":
+        return (
+            f"each of {population:,} clients with probability {cohort / population:.4g}, about {cohort:,.4g} in a round"
+        )
+    return (
+        f"{cohort:,.0f} of {population:,} clients in each round"
+        if cohort < population
+        else f"all {population:,} clients"
+    )
 
 
 def messages(plan: Plan) -> int:
@@ -224,8 +229,7 @@ def messages(plan: Plan) -> int:
 
 def _defence(plan: Plan) -> str:
     defence = plan.scenario.defence
-    noise = {(claim.unit, claim.mechanism): claim.noise_multiplier for claim in plan.claims}
-    parts = [f"{mechanism} per {unit} with noise multiplier {value:.4g}" for (unit, mechanism), value in noise.items()]
+    parts = list(dict.fromkeys(claim.mechanism for claim in plan.claims))
     parts += [f"{name} without a claim" for name in ("example_dp", "client_dp") if getattr(defence, name) and not parts]
     parts += [f"compression by {defence.compression.kind}"] if defence.compression else []
     parts += ["secure aggregation: the server sees sums only"] if defence.secure_aggregation else []

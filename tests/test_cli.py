@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,8 @@ def test_run_under_privacy_tells_what_was_spent(capsys: pytest.CaptureFixture[st
     out = fedsim(capsys, "run", "private.yaml", "--no-report")
     last = next(line for line in out.splitlines() if line.startswith("round=3 "))
     epsilon = float(re.findall(r"epsilon=(\S+)", last)[0])
-    assert re.search(r"epsilon=\S+ delta=0.0001 unit=client", last)
+    assert re.search(r"epsilon=\S+ delta=0.0001 unit=client$", last)
+    assert last.count("epsilon=") == 1  # a parser that keeps the last of several would keep the wrong one
     assert_epsilon_is_never_alone(out)
     claim = json.loads(Path("runs/tiny-001/claims.json").read_text())[0]
     assert (claim["epsilon"], claim["delta"], claim["unit"]) == (epsilon, 1e-4, "client")
@@ -283,12 +284,16 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_light_commands_start_quickly() -> None:
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
+        begun = used()
         assert _command("scenarios").returncode == 0
-        times.append(time.perf_counter() - begun)
-    assert min(times) < 1.5  # under a second on a quiet machine
+        times.append(used() - begun)
+    assert min(times) < 1.0  # of processor time: what else runs on the machine does not count
 
 
 def test_an_error_of_a_process_is_one_line_and_exit_code_two() -> None:

@@ -250,7 +250,7 @@ def test_own_model_from_the_working_directory(own: str) -> None:
     again = build({"name": f"{own}:good"}, (1, 8, 8), seed=1)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     fresh = build({"name": f"{own}:good"}, (1, 8, 8), seed=1)[1]  # type: ignore[index]
-    assert torch.equal(fresh.running_mean, torch.zeros(64))  # trying it out has left no trace
+    assert torch.equal(fresh.running_var, torch.ones(64))  # trying it out has left no trace
     assert build({"name": f"{own}:text"}, (9,), 20, kind="text")(torch.zeros(3, 9, dtype=torch.int64)).shape == (
         3,
         9,

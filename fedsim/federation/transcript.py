@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file

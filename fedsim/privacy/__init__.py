@@ -20,6 +20,7 @@ from fedsim.privacy.accounting import (
 )
 from fedsim.privacy.claim import Adjacency, PrivacyClaim, Sampling, Unit
 from fedsim.privacy.gaussian import classic_gaussian_sigma, gaussian_delta, gaussian_epsilon, gaussian_sigma
+from fedsim.privacy.loss import COARSE, FINE, Grid
 from fedsim.privacy.mechanisms import (
     Clipped,
     add_gaussian,
@@ -37,6 +38,8 @@ from fedsim.privacy.promises import OUTSIDER, SERVER, Exposure, Noise, Setting
 from fedsim.privacy.spending import claims, privacy_curve, resolve_noise, settings_by_round
 
 __all__ = [
+    "COARSE",
+    "FINE",
     "OUTSIDER",
     "SERVER",
     "Account",
@@ -44,6 +47,7 @@ __all__ = [
     "Adjacency",
     "Clipped",
     "Exposure",
+    "Grid",
     "Mechanism",
     "Noise",
     "PrivacyClaim",

@@ -114,7 +114,7 @@ def _resolve(section: ExampleDp | ClientDp, scenario: Scenario, setting: Setting
 def _noise_for_all(
     spends: Callable[[int, float], float], worst: Callable[[float], tuple[int, float]], target: float
 ) -> float:
-    """The smallest σ with which nobody spends more than the target: that of the worst; unless it makes another worse."""
+    """The smallest σ with which nobody spends more than the target: that of the worst, unless it makes another so."""
     index, sigma = worst(1.0)[0], 0.0
     while True:
         sigma = max(sigma * (1 + 1e-5), smallest_noise(partial(spends, index), target))

@@ -95,8 +95,10 @@ class BatchPlan:
     """(T, K, B) int64: row numbers in the training set; where there is no example, some row of the same client."""
     present: Tensor
     """(T, K, B) float32: 1 where there is an example, 0 where there is not."""
-    sizes: Tensor
-    """(T, K) float32: the number of examples in the batch."""
+
+    def shares(self, private: bool) -> Tensor:
+        """(T, K, B): what an example's loss counts for: its share of the batch or, before clipping, 1; padding 0."""
+        return self.present if private else self.present / self.present.sum(-1, keepdim=True).clamp_min_(1)
 
     @classmethod
     def of(cls, schedules: Sequence[Sequence[Rows]], members: Sequence[Rows], width: int) -> BatchPlan:
@@ -113,5 +115,4 @@ class BatchPlan:
             place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             rows[step, k, place] = own[np.concatenate(schedule)]
             present[step, k, place] = 1
-        mask = torch.from_numpy(present)
-        return cls(torch.from_numpy(rows), mask, mask.sum(-1))
+        return cls(torch.from_numpy(rows), torch.from_numpy(present))

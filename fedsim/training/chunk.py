@@ -13,6 +13,7 @@ from fedsim.training.noise import add_noise
 from fedsim.training.optimisers import is_plain_sgd, optimiser_for
 from fedsim.training.replicas import ReplicaModel, Trial
 
+_MINUS_ONE = torch.full((1,), -1.0)
 _LEAST = 2  # a matrix library computes a batch of one product by another routine, with other last bits
 
 
@@ -33,30 +34,33 @@ class Chunk:
         clients: list[Client],
         work: LocalWork,
     ) -> None:
-        self._model, self._start, self._x, self._y, self._clients, self._work = model, start, x, y, clients, work
+        self._model, self._start, self._x, self._clients, self._work = model, start, x, clients, work
         count, layout = max(len(clients), _LEAST), model.layout
-        model.load_constants(start)
-        model.batch.width = clients[0].width
-        model.batch.guard = tried.guard(model.batch.width)
         nobody = [clients[0].rows[:1]] * (count - len(clients))
         schedules = [client.schedule for client in clients] + [[] for _ in nobody]
-        self._plan = BatchPlan.of(schedules, [client.rows for client in clients] + nobody, model.batch.width)
+        self._lengths = [len(client.schedule) for client in clients]
+        self._width = clients[0].width
+        self._guard = tried.guard(self._width)
+        self._plan = BatchPlan.of(schedules, [client.rows for client in clients] + nobody, self._width)
+        self._labels = y[self._plan.rows.flatten(1)].unsqueeze(-1)
+        self._log_likelihoods = torch.zeros(self._labels.shape)
+        self._shares = self._plan.shares(private=work.example_dp is not None) / self._labels[0, 0].numel()
         self._weights = replica_rows(count, layout.size).copy_(start)
         # plain SGD is fused into the products that give the gradient, so that there is no gradient
         self._fused = work.kind == "fedavg" and is_plain_sgd(work)
         self._gradient = self._weights if self._fused else replica_rows(count, layout.size)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
-        self._loss = torch.zeros(count)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
         if work.example_dp is not None:
             self._noise = [client.randomness.noise() for client in clients]
+        model.load_constants(start)
 
     @torch.no_grad()
     def train(self, into: CohortResult) -> None:
         """Take all steps of all clients, and write what they computed."""
         active = 0
-        for step in range(len(self._plan.rows)):
-            remaining = sum(len(client.schedule) > step for client in self._clients)
+        for step in range(self._lengths[0]):
+            remaining = sum(length > step for length in self._lengths)
             if remaining != active:
                 self._finish(remaining, active, into)
                 active = remaining
@@ -66,46 +70,42 @@ class Chunk:
 
     def _activate(self, count: int) -> None:
         """Go on with the first `count` replicas."""
-        layout = self._model.layout
-        self._views = layout.unflatten(self._weights[:count])
-        self._targets = self._views if self._fused else layout.unflatten(self._gradient[:count])
-        self._model.batch.replicas = count
-        self._model.bind(self._views)
+        weights = self._weights[:count]
+        self._model.batch.resize(count, self._width, self._guard)
+        self._model.bind(weights, weights if self._fused else self._gradient[:count])
 
     def _step(self, step: int, active: int) -> None:
         """One local step of the first `active` clients."""
         model, work = self._model, self._work
-        count, parameters = model.batch.replicas, model.layout.parameters
-        present = model.batch.present = self._plan.present[step, :count]
-        weights = present
-        if work.example_dp is None:
-            weights = present / self._plan.sizes[step, :count, None].clamp_min(1)
-        self._backpropagate(self._plan.rows[step, :count].reshape(-1), weights, present)
+        count = model.batch.replicas
+        self._backpropagate(step)
         if not self._fused:
             self._gradient[:count].zero_()
         scale = -work.learning_rate if self._fused else 1.0
         factors = self._privatise(active, scale) if work.example_dp is not None else None
         for layer in model.layers:
-            layer.add_gradient(self._targets, scale, factors)
+            layer.add_gradient(scale, factors)
         if work.kind == "fedavg" and not self._fused:
-            self._optimiser.step(self._gradient[:count, :parameters])
+            self._optimiser.step(self._gradient[:count, : model.layout.parameters])
 
-    def _backpropagate(self, rows: Tensor, weights: Tensor, present: Tensor) -> None:
-        """Run the model forwards and backwards; the loss of each example counts with its weight (K, B).
+    def _backpropagate(self, step: int) -> None:
+        """Run the model forwards and backwards; the loss of each example counts with its share of the batch.
 
         Cross-entropy: the gradient with respect to the logits is softmax(logits) − onehot(label).
         """
         batch = self._model.batch
-        guarded = torch.cat([rows, rows.new_zeros(batch.guard)]) if batch.guard else rows
+        batch.present = self._plan.present[step, : batch.replicas]
+        rows = self._plan.rows[step, : batch.replicas].view(-1)
+        used = len(rows)
+        if batch.guard:
+            rows = torch.cat([rows, rows.new_zeros(batch.guard)])
         with torch.enable_grad():
-            outputs = self._model(self._x.index_select(0, guarded))
-        labels = self._y.index_select(0, rows).unsqueeze(-1)
-        gradient = torch.log_softmax(outputs[: len(rows)], dim=-1)
-        losses = gradient.gather(-1, labels).view(*weights.shape, -1)
-        tokens = losses.shape[2]
-        self._loss[: len(weights)] -= (losses.mean(2) * present).sum(1)
-        gradient.exp_().scatter_add_(-1, labels, gradient.new_full((1,), -1.0).expand(labels.shape))
-        gradient.mul_((weights / tokens).view(-1, *[1] * (gradient.dim() - 1)))
+            outputs = self._model(self._x.index_select(0, rows))
+        labels = self._labels[step, :used]
+        gradient = torch.log_softmax(outputs[:used] if batch.guard else outputs, dim=-1)
+        torch.gather(gradient, -1, labels, out=self._log_likelihoods[step, :used])
+        gradient.exp_().scatter_add_(-1, labels, _MINUS_ONE.expand(labels.shape))
+        gradient.mul_(self._shares[step, : batch.replicas].view(-1, *[1] * (gradient.dim() - 1)))
         if batch.guard:
             gradient = torch.cat([gradient, gradient.new_zeros(batch.guard, *gradient.shape[1:])])
         torch.autograd.backward(outputs, gradient)
@@ -125,7 +125,11 @@ class Chunk:
 
     def _finish(self, remaining: int, active: int, into: CohortResult) -> None:
         """Write the results of the clients in rows remaining..active-1."""
+        if remaining == active:
+            return
         layout = self._model.layout
-        for k in range(remaining, active):
+        losses = -self._log_likelihoods.unflatten(1, (-1, self._width))[:, remaining:active].flatten(3).mean(3)
+        sums = (losses * self._plan.present[:, remaining:active]).sum((0, 2), dtype=torch.float64).tolist()
+        for k, loss in zip(range(remaining, active), sums, strict=True):
             gradient = self._gradient[k, : layout.parameters] if self._work.kind == "fedsgd" else None
-            into.write(self._clients[k], layout, self._start, self._weights[k], gradient, float(self._loss[k]))
+            into.write(self._clients[k], layout, self._start, self._weights[k], gradient, loss)

@@ -68,6 +68,7 @@ class CohortResult:
         torch.sub(end, start, out=update)
         if gradient is not None:
             update[: layout.parameters] = gradient
-        update[layout.parameters :].masked_fill_(~start[layout.parameters :].isfinite(), 0)  # a mask of -inf stays
+        if layout.parameters < layout.size:  # a mask of -inf stays what it is
+            update[layout.parameters :].masked_fill_(~start[layout.parameters :].isfinite(), 0)
         self.loss[client.place] = loss / used if used else 0.0
         self.steps[client.place] = len(client.schedule)

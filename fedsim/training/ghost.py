@@ -27,6 +27,11 @@ def squared_lengths(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=-1).square_()
 
 
+def ones(count: int, length: int) -> Tensor:
+    """(count, 1, length) ones, for sums by bmm: a product's order of summation does not depend on the other replicas."""
+    return torch.ones(1, 1, length).expand(count, 1, length)
+
+
 class Product:
     """The gradients of a linear map of K replicas, kept as their factors x (K, B, L, I) and d (K, B, L, O)."""
 
@@ -52,7 +57,7 @@ class Product:
         if self._length == 1:
             return self._d[:, :, 0]
         d = self._d.flatten(0, 1)
-        return torch.bmm(d.new_ones(1, 1, 1).expand(len(d), 1, self._length), d).view(self._shape[:3])
+        return torch.bmm(ones(len(d), self._length), d).view(self._shape[:3])
 
     def squared_norms(self, bias: bool) -> Tensor:
         """(K, B): the squared norm of each example's gradient of the weight and, if there is one, the bias."""
@@ -70,7 +75,7 @@ class Product:
     def add_to(self, weight: Tensor, bias: Tensor | None, scale: float, factors: Tensor | None) -> None:
         """weight (K, O, ...) += scale · Σ_i factor_i G_i, and the same for bias (K, O); factors None: 1 each."""
         replicas, width, outputs, inputs = self._shape
-        each = self._d.new_ones(1, 1, 1).expand(replicas, 1, width) if factors is None else factors.unsqueeze(1)
+        each = ones(replicas, width) if factors is None else factors.unsqueeze(1)
         if bias is not None:
             bias.unsqueeze(1).baddbmm_(each, self._bias_of_examples, alpha=scale)
         if self._direct:

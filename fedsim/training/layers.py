@@ -26,26 +26,26 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        self.replicas, self.width, self.guard = 1, 1, 0
-        self.present = torch.ones(1, 1)
+        self.present = torch.empty(0)
         self.anchor = torch.zeros((), requires_grad=True)  # makes autograd call the first layer's backward too
+        self.resize(1, 1, 0)
 
-    @property
-    def rows(self) -> int:
-        """The size of the batch that the model sees."""
-        return self.replicas * self.width + self.guard
+    def resize(self, replicas: int, width: int, guard: int) -> None:
+        """From now on the batch has K = `replicas` times B = `width` rows, and `guard` rows."""
+        self.replicas, self.width, self.guard = replicas, width, guard
+        self.rows = replicas * width + guard
 
-    def without_guard(self, tensor: Tensor) -> Tensor:
-        """(K, B·m, ...): a tensor (rows·m, ...) without its guard rows, seen as K batches."""
-        if tensor.shape[0] % self.rows:
-            raise ValueError(f"a layer sees a tensor whose first dimension ({tensor.shape[0]}) is not the batch's")
-        used = tensor.shape[0] // self.rows * self.width
-        return tensor[: self.replicas * used].unflatten(0, (self.replicas, used))
-
-    def clear_guard(self, tensor: Tensor) -> Tensor:
-        """Set the guard rows of a tensor (rows·m, ...) to zero, and return it."""
+    def by_replica(self, tensor: Tensor, *shape: int) -> Tensor:
+        """A tensor (rows·m, ...) without its guard rows, in shape (K, *shape); one entry of `shape` may be -1."""
         if self.guard:
-            tensor[-(tensor.shape[0] // self.rows * self.guard) :] = 0
+            tensor = tensor[: tensor.shape[0] // self.rows * (self.rows - self.guard)]
+        return tensor.reshape(self.replicas, *shape)
+
+    def new(self, like: Tensor, *shape: int) -> Tensor:
+        """An uninitialised tensor (rows·m, ...) whose guard rows are zero."""
+        tensor = like.new_empty(shape)
+        if self.guard:
+            tensor[shape[0] // self.rows * (self.rows - self.guard) :] = 0
         return tensor
 
 
@@ -60,45 +60,50 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         layer: ReplicaLayer = ctx.layer
-        d = layer.keep(gradients[0])
-        return (layer.input_gradient(d) if ctx.needs_input_grad[0] else None), None, None
+        layer.keep(gradients[0])
+        return (layer.input_gradient(gradients[0]) if ctx.needs_input_grad[0] else None), None, None
 
 
-class ReplicaLayer(nn.Module):
-    """A layer of K replicas; its weights are views on the replicas' rows, given to it by `bind`."""
+class ReplicaLayer:
+    """A layer of K replicas.
+
+    Its weights, and the targets to which its gradients are added, are views on the replicas' rows, given by `bind`.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_target: Tensor
+    bias_target: Tensor | None
 
     def __init__(self, original: nn.Module, prefix: str, batch: Batch) -> None:
-        super().__init__()
-        self.names = {name: prefix + name for name, _ in original.named_parameters(recurse=False)}
+        self.names = {name: prefix + name for name, p in original.named_parameters(recurse=False) if p is not None}
         self.batch = batch
         self.calls = 0
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
 
-    def bind(self, views: Mapping[str, Tensor]) -> None:
-        """Use these tensors, (K, *shape) by full name, as the weights."""
-        self.weight, self.bias = self.targets(views)
+    def bind(self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Use these tensors, (K, *shape) by full name."""
+        if "weight" in self.names:
+            self.weight, self.weight_target = weights[self.names["weight"]], targets[self.names["weight"]]
+        bias = self.names.get("bias")
+        self.bias, self.bias_target = (weights[bias], targets[bias]) if bias else (None, None)
 
-    def targets(self, views: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """The views that belong to this layer's weight and bias."""
-        found = [views[self.names[name]] if name in self.names else None for name in ("weight", "bias")]
-        return found[0], found[1]
-
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The layer's output for a batch of K·B rows (and guard rows)."""
+        if x.shape[0] % self.batch.rows:
+            raise ValueError(f"a layer sees an input of {x.shape[0]} rows in a batch of {self.batch.rows}")
         self.calls += 1
         output: Tensor = _Apply.apply(x, self.batch.anchor, self)  # type: ignore[no-untyped-call]
         return output
 
     def compute(self, x: Tensor) -> Tensor:
-        """The output, keeping what the gradient will need of the input."""
+        """The output, keeping what the gradients will need of the input."""
         raise NotImplementedError
 
-    def keep(self, d: Tensor) -> Tensor:
-        """Keep the gradient with respect to the output, in the form that `input_gradient` takes."""
+    def keep(self, d: Tensor) -> None:
+        """Keep the gradient with respect to the output."""
         raise NotImplementedError
 
-    def input_gradient(self, d: Tensor) -> Tensor:
+    def input_gradient(self, d: Tensor) -> Tensor | None:
         """The gradient with respect to the input."""
         raise NotImplementedError
 
@@ -106,91 +111,116 @@ class ReplicaLayer(nn.Module):
         """(K, B): the squared norm of each example's gradient of this layer's weights."""
         raise NotImplementedError
 
-    def add_gradient(self, views: Mapping[str, Tensor], scale: float, factors: Tensor | None) -> None:
-        """views[name] += scale · Σ_i factor_i · gradient of example i, for this layer's weights; None: factors of 1."""
+    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
+        """target += scale · Σ_i factor_i · gradient of example i, for weight and bias; without factors: 1 each."""
         raise NotImplementedError
 
 
-class ReplicaLinear(ReplicaLayer):
+class Slot(nn.Module):
+    """Stands in the user's model where the original layer stood."""
+
+    def __init__(self, layer: ReplicaLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of the replica layer."""
+        return self.layer(x)
+
+
+class ReplicaMap(ReplicaLayer):
+    """A linear map at L positions: its gradients are those of a `Product` of inputs and output gradients."""
+
+    _x: Tensor
+    _d: Tensor
+    _kept: Product | None = None
+
+    def _product(self) -> Product:
+        """The gradients as their factors, (K, B, L, I) and (K, B, L, O)."""
+        raise NotImplementedError
+
+    def squared_norms(self) -> Tensor:
+        """(K, B), by the factors or by the gradients, whichever are smaller."""
+        self._kept = self._product()
+        return self._kept.squared_norms(self.bias is not None)
+
+    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
+        """target += scale · Σ_i factor_i · gradient of example i."""
+        product, self._kept = self._kept or self._product(), None
+        product.add_to(self.weight_target, self.bias_target, scale, factors)
+
+
+class ReplicaLinear(ReplicaMap):
     """K linear layers: y = x Wᵀ + b, at one position or at every position of a sequence."""
 
-    weight: Tensor
-
     def compute(self, x: Tensor) -> Tensor:
+        """Y, by one batched product."""
         self._shape = x.shape
-        self._x = self.batch.without_guard(x).flatten(1, -2)
-        y = self.batch.clear_guard(x.new_empty(*x.shape[:-1], self.weight.shape[1]))
-        into = self.batch.without_guard(y).flatten(1, -2)
-        _, rows, inputs = self._x.shape
-        if 8 <= rows <= 48 and inputs >= 400:
-            # W xᵀ: for few rows, MKL spends more on packing the large transposed matrix than on the product
-            into.copy_(torch.bmm(self.weight, self._x.transpose(1, 2)).transpose(1, 2))
+        outputs, inputs = self.weight.shape[1:]
+        self._x = self.batch.by_replica(x, -1, inputs)
+        y = self.batch.new(x, *x.shape[:-1], outputs)
+        into = self.batch.by_replica(y, -1, outputs)
+        if inputs >= 400 and 8 <= into.shape[1] <= 48:
+            # W xᵀ: for few rows MKL would spend more on packing the large transposed matrix than on the product
+            product = torch.bmm(self.weight, self._x.transpose(1, 2)).transpose(1, 2)
         else:
-            torch.bmm(self._x, self.weight.transpose(1, 2), out=into)
+            product = torch.bmm(self._x, self.weight.transpose(1, 2), out=into)
         if self.bias is not None:
-            into.add_(self.bias.unsqueeze(1))
+            torch.add(product, self.bias.unsqueeze(1), out=into)
+        elif product is not into:
+            into.copy_(product)
         return y
 
-    def keep(self, d: Tensor) -> Tensor:
-        self._d = self.batch.without_guard(d).flatten(1, -2)
-        return self._d
+    def keep(self, d: Tensor) -> None:
+        """Keep d as (K, B·L, O)."""
+        self._d = self.batch.by_replica(d, -1, d.shape[-1])
 
     def input_gradient(self, d: Tensor) -> Tensor:
-        gradient = self.batch.clear_guard(d.new_empty(self._shape))
-        torch.bmm(d, self.weight, out=self.batch.without_guard(gradient).flatten(1, -2))
+        """D W."""
+        gradient = self.batch.new(d, *self._shape)
+        torch.bmm(self._d, self.weight, out=self.batch.by_replica(gradient, -1, self._shape[-1]))
         return gradient
 
     def _product(self) -> Product:
-        per_example = (self.batch.width, self._x.shape[1] // self.batch.width)
-        return Product(self._x.unflatten(1, per_example), self._d.unflatten(1, per_example))
-
-    def squared_norms(self) -> Tensor:
-        self._gradients = self._product()
-        return self._gradients.squared_norms(self.bias is not None)
-
-    def add_gradient(self, views: Mapping[str, Tensor], scale: float, factors: Tensor | None) -> None:
-        weight, bias = self.targets(views)
-        assert weight is not None
-        product = self._product() if factors is None else self._gradients
-        product.add_to(weight, bias, scale, factors)
+        shape = (self.batch.replicas, self.batch.width, -1)
+        return Product(self._x.view(*shape, self._x.shape[2]), self._d.view(*shape, self._d.shape[2]))
 
 
 class ReplicaEmbedding(ReplicaLayer):
     """K embedding tables: y_t = W[token t]."""
-
-    weight: Tensor
 
     def __init__(self, original: nn.Embedding, prefix: str, batch: Batch) -> None:
         super().__init__(original, prefix, batch)
         self._ignored = original.padding_idx
 
     def compute(self, x: Tensor) -> Tensor:
-        tokens = self.batch.without_guard(x).flatten(1)
-        replica = torch.arange(len(tokens)).unsqueeze(1)
-        self._where = (replica, tokens)
-        y = self.batch.clear_guard(self.weight.new_empty(*x.shape, self.weight.shape[2]))
-        self.batch.without_guard(y).flatten(1, -2).copy_(self.weight[self._where])
+        """The rows of each replica's own table."""
+        self._tokens = self.batch.by_replica(x, -1)
+        self._where = (torch.arange(self.batch.replicas).unsqueeze(1), self._tokens)
+        y = self.batch.new(self.weight, *x.shape, self.weight.shape[2])
+        self.batch.by_replica(y, -1, y.shape[-1]).copy_(self.weight[self._where])
         return y
 
-    def keep(self, d: Tensor) -> Tensor:
-        d = self.batch.without_guard(d).flatten(1, -2)
-        self._d = d if self._ignored is None else d * (self._where[1] != self._ignored).unsqueeze(2)
-        return d
+    def keep(self, d: Tensor) -> None:
+        """Keep d as (K, B·T, E); the padding token has no gradient."""
+        self._d = self.batch.by_replica(d, -1, d.shape[-1])
+        if self._ignored is not None:
+            self._d = self._d * (self._tokens != self._ignored).unsqueeze(2)
+
+    def input_gradient(self, d: Tensor) -> None:
+        """Tokens have no gradient."""
 
     def squared_norms(self) -> Tensor:
         """Σ_tu [token t = token u] ⟨d_t, d_u⟩: a table's gradient is the product of one-hot inputs and d."""
-        tokens = self._where[1].reshape(self.batch.replicas * self.batch.width, -1)
-        d = self._d.reshape(*tokens.shape, -1)
+        shape = (self.batch.replicas * self.batch.width, -1)
+        tokens, d = self._tokens.reshape(shape), self._d.reshape(*shape, self._d.shape[2])
         same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        norms = torch.bmm(d, d.transpose(1, 2)).mul_(same).sum((1, 2)).clamp_min_(0)
+        norms = torch.bmm(d, d.transpose(1, 2)).mul_(same).flatten(1).sum(1).clamp_min_(0)
         return norms.view(self.batch.replicas, self.batch.width)
 
-    def add_gradient(self, views: Mapping[str, Tensor], scale: float, factors: Tensor | None) -> None:
-        weight, _ = self.targets(views)
-        assert weight is not None
+    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
+        """target[token t] += scale · factor · d_t."""
         d = self._d * scale
         if factors is not None:
-            d = d.unflatten(1, (self.batch.width, -1)).mul_(factors[:, :, None, None]).flatten(1, 2)
-        weight.index_put_(self._where, d, accumulate=True)
-
-
+            d.view(self.batch.replicas, self.batch.width, -1).mul_(factors.unsqueeze(2))
+        self.weight_target.index_put_(self._where, d, accumulate=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.errors import ModelError
 from fedsim.training.convolution import ReplicaConv
-from fedsim.training.layers import Batch, ReplicaEmbedding, ReplicaLayer, ReplicaLinear
+from fedsim.training.layers import Batch, ReplicaEmbedding, ReplicaLayer, ReplicaLinear, Slot
 from fedsim.training.layout import Layout
 from fedsim.training.norms import ReplicaBatchNorm, ReplicaNorm
 
@@ -66,6 +65,8 @@ def _why_not(module: nn.Module) -> str | None:
         return "has hooks"
     if isinstance(module, nn.Conv1d | nn.Conv2d) and (module.groups > 1 or module.padding_mode != "zeros"):
         return "has groups or pads with something else than zeros"
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and not _pads_evenly(module):
+        return "pads its two sides differently"
     if isinstance(module, nn.Embedding) and (module.max_norm or module.scale_grad_by_freq or module.sparse):
         return "changes its own weights or gradients"
     if isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d) and module.track_running_stats:
@@ -73,6 +74,11 @@ def _why_not(module: nn.Module) -> str | None:
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.momentum is None:
         return "averages over all batches since it was made"
     return None
+
+
+def _pads_evenly(module: nn.Conv1d | nn.Conv2d) -> bool:
+    sides = module._reversed_padding_repeated_twice
+    return sides[::2] == sides[1::2]
 
 
 def _owns_parameters(module: nn.Module) -> bool:
@@ -119,7 +125,7 @@ class ReplicaModel:
         """A module with every layer below it replaced, in place, or the replacement of the module itself."""
         if _owns_parameters(module) or isinstance(module, _BatchNorm):
             self.layers.append(_KINDS[type(module)](module, prefix, self.batch))
-            return self.layers[-1]
+            return Slot(self.layers[-1])
         for name, child in module.named_children():
             setattr(module, name, self._replica_of(child, f"{prefix}{name}."))
         return module
@@ -135,10 +141,12 @@ class ReplicaModel:
         for name, buffer in self._constants.items():
             buffer.copy_(views[name])
 
-    def bind(self, views: Mapping[str, Tensor]) -> None:
-        """Use these tensors, (K, *shape) by name, as the weights of K replicas."""
+    def bind(self, weights: Tensor, targets: Tensor) -> None:
+        """Use the rows of (K, P) as the weights of K replicas, and add their gradients to the rows of `targets`."""
+        views = self.layout.unflatten(weights)
+        target_views = views if targets is weights else self.layout.unflatten(targets)
         for layer in self.layers:
-            layer.bind(views)
+            layer.bind(views, target_views)
 
 
 def trial(model: nn.Module, layout: Layout, start: Tensor, x: Tensor, y: Tensor) -> Trial:
@@ -153,7 +161,7 @@ def trial(model: nn.Module, layout: Layout, start: Tensor, x: Tensor, y: Tensor)
     alone.load_state_dict(layout.unflatten(start), strict=False)
     try:
         expected = torch.cat([alone(part).detach() for part in inputs.split(width)])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:
         raise ModelError(f"the model does not take examples of shape {tuple(x.shape[1:])}: {error}") from error
     if expected.dim() != y.dim() + 1 or expected.shape[1:-1] != y.shape[1:]:
         raise ModelError(
@@ -161,17 +169,18 @@ def trial(model: nn.Module, layout: Layout, start: Tensor, x: Tensor, y: Tensor)
             "it must give one number for each class, in the last dimension"
         )
     replicas = ReplicaModel(model, layout)
-    batch = replicas.batch
-    batch.replicas, batch.width, batch.present = 2, width, torch.ones(2, width)
+    replicas.batch.resize(2, width, 0)
+    replicas.batch.present = torch.ones(2, width)
     replicas.load_constants(start)
-    replicas.bind(layout.unflatten(start.expand(2, -1).clone()))
+    weights = start.repeat(2, 1)
+    replicas.bind(weights, weights)
     watch = _Watch(2 * width)
     random_state = torch.get_rng_state()
     try:
         with watch:
             outputs = replicas(inputs)
             torch.autograd.backward(outputs, torch.ones_like(outputs))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:
         return Trial(f"its forward pass does not take the examples of several replicas at once ({error})")
     if not torch.equal(random_state, torch.get_rng_state()):
         return Trial("its forward pass draws random numbers")

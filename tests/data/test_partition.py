@@ -144,6 +144,23 @@ def test_drawn_rows_are_uniform() -> None:
         assert chi2 < freedom * (1 - 2 / (9 * freedom) + 3.719 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
+def test_drawn_rows_are_independent_of_each_other() -> None:
+    """In a uniform subset of k of n rows, k(k-1)/n pairs of neighbours are expected."""
+    partition = make({"kind": "dirichlet", "examples_per_client": 40}, toy(np.zeros(100)), 2000)
+    pairs = np.mean([(np.diff(partition.members(client)) == 1).sum() for client in range(2000)])
+    assert abs(pairs - 40 * 39 / 100) < 0.3  # four standard errors
+
+
+@pytest.mark.parametrize("extra", [{}, {"examples_per_client": 30}], ids=str)
+def test_dirichlet_at_the_ends_of_the_float_range(extra: dict[str, Any]) -> None:
+    data = toy(np.arange(3000) % 3)
+    for alpha, held in ((5e-324, 1), (1e308, 3)):
+        partition = make({"kind": "dirichlet", "alpha": alpha, "min_examples": 0, **extra}, data, 5)
+        counts = label_counts(partition, data.y_train, range(5), 3)
+        assert (counts > 0).sum(0 if not extra else 1).max() == (held if extra or held == 1 else 5)
+        assert held == 1 or counts.min() >= (1 if extra else 199)
+
+
 def test_dirichlet_of_large_alpha_is_iid_and_of_small_alpha_is_skewed() -> None:
     data = digits()
     prior = np.bincount(data.y_train.numpy()) / len(data.y_train)
@@ -305,6 +322,6 @@ def test_unknown_client(spec: dict[str, Any], client: int) -> None:
 
 def test_members_can_be_changed_without_harm() -> None:
     partition = make({"kind": "iid"}, digits())
-    before = partition.members(3)
+    before = partition.members(3).tolist()
     partition.members(3)[:] = 0
-    assert np.array_equal(partition.members(3), before)
+    assert partition.members(3).tolist() == before
