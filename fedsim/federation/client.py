@@ -44,7 +44,8 @@ def workplace(scenario_json: str) -> Workplace:
     scenario = Scenario.model_validate_json(scenario_json)
     dataset = load_dataset(scenario.data, scenario.seed)
     partition = make_partition(scenario.partition, dataset, scenario.cohort.population, scenario.seed)
-    model = build_model(scenario.model, tuple(dataset.x_train.shape[1:]), dataset.classes, scenario.seed)
+    shape = tuple(dataset.x_train.shape[1:])
+    model = build_model(scenario.model, shape, dataset.classes, scenario.seed, kind=dataset.kind)
     return Workplace(scenario, dataset, partition, model, layout_of(model))
 
 
