@@ -280,19 +280,19 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         "dirichlet that cannot give everybody enough",
         DIGITS + "partition: {kind: dirichlet, alpha: 0.1, min_examples: 1000}",
         None,
-        ("population|min_examples", r"1,?000 examples|min_examples", "rows"),
+        ("partition.min_examples 1,000", "rows"),
     ),
     (
         "more shards than rows",
         DIGITS + "partition: {kind: shards, shards_per_client: 1000}",
         None,
-        ("population|shards_per_client", r"1,?000 shards|shards_per_client", "rows"),
+        ("partition.shards_per_client 1,000", "rows"),
     ),
     (
         "quantity that cannot give everybody enough",
         DIGITS + "partition: {kind: quantity, min_examples: 500}",
         None,
-        ("population|min_examples", "500", "rows"),
+        ("partition.min_examples 500", "rows"),
     ),
     ("no natural clients", DIGITS + "partition: column", None, ("partition|column", "digits|column")),
     (

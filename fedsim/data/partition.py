@@ -222,10 +222,16 @@ def _check_labels(kind: str, dataset: Dataset) -> None:
 
 
 def _too_many_clients(spec: PartitionSection, population: int, least: int, n: int) -> str:
-    need = "" if least == 1 else f" times {least} {'shards' if isinstance(spec, ShardPartition) else 'examples'} each"
+    """Blame the field that asks for too much: the least number of rows (or shards) of a client, or the population."""
+    if least > 1:
+        field = "shards_per_client" if isinstance(spec, ShardPartition) else "min_examples"
+        return (
+            f"partition.{field} {least:,} for each of {population:,} clients is more than the {n:,} training rows;"
+            f" at most {n // population:,} can be had, or lower cohort.population"
+        )
     remedy = (
-        "lower it, or use partition iid with examples_per_client"
+        "use partition iid with examples_per_client"
         if isinstance(spec, QuantityPartition)
-        else "lower it, or set partition.examples_per_client so that clients share rows"
+        else "set partition.examples_per_client so that clients share rows"
     )
-    return f"cohort.population {population:,}{need} is more than the {n:,} training rows; {remedy}"
+    return f"cohort.population {population:,} is more than the {n:,} training rows; lower it, or {remedy}"

@@ -176,7 +176,7 @@ def _convolve(parts: list[tuple[_Pmf, int]], window: tuple[int, int], interval: 
     # and √size times more in L1, which is how far δ can be off. Negative entries are errors; 0 only adds mass.
     ulps = 4 * (sum(count for _, count in parts) + math.log2(size))
     error = ulps * float(np.finfo(np.float64).eps) * math.sqrt(size) * float(np.linalg.norm(line))
-    return interval, lowest, np.maximum(line, 0.0), -1e-9 - math.expm1(finite)
+    return interval, lowest, np.maximum(line, 0.0), TAIL + error - math.expm1(finite)
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:

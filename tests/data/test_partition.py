@@ -284,9 +284,9 @@ def test_text_has_natural_clients_but_no_label_skew(tmp_path: Path) -> None:
 IMPOSSIBLE: list[tuple[dict[str, Any], int | None, str]] = [
     ({"kind": "iid"}, 1438 + 1, r"population 1,439 is more than the 1,438 .* set partition\.examples_per_client"),
     ({"kind": "dirichlet", "min_examples": 0}, 5000, "set partition.examples_per_client"),
-    ({"kind": "dirichlet", "min_examples": 100}, 20, "20 times 100 examples each"),
-    ({"kind": "shards", "shards_per_client": 100}, 20, "20 times 100 shards each"),
-    ({"kind": "quantity", "min_examples": 100}, 20, "iid with examples_per_client"),
+    ({"kind": "dirichlet", "min_examples": 100}, 20, "min_examples 100 for each of 20 clients"),
+    ({"kind": "shards", "shards_per_client": 100}, 20, "shards_per_client 100 for each of 20 clients"),
+    ({"kind": "quantity", "min_examples": 100}, 20, "min_examples 100 for each of 20 clients"),
     ({"kind": "iid", "examples_per_client": 1439}, 20, "examples_per_client 1,439 is more than the 1,438"),
     ({"kind": "shards", "shards_per_client": 5, "examples_per_client": 1436}, 20, "needs 5 shards of 288 rows"),
     ({"kind": "column"}, None, "names none; use another partition"),
