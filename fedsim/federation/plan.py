@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Partition, label_counts
-from fedsim.errors import ScenarioError
+from fedsim.errors import ModelError, ScenarioError
 from fedsim.federation.client import local_work, workplace
 from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
 from fedsim.federation.evaluation import evaluate
@@ -91,6 +91,11 @@ def plan(scenario: Scenario) -> Plan:
     cohorts = tuple(
         sample_cohort(scenario.cohort, population, scenario.seed, round_) for round_ in range(1, scenario.rounds + 1)
     )
+    if scenario.defence.example_dp is not None and place.layout.size > place.layout.parameters:
+        raise ModelError(
+            f"model {scenario.model.name!r} has buffers that change with the data and that DP-SGD does not noise;"
+            " use a model without running statistics (norm: group), or defence.client_dp"
+        )
     if not any(len(cohort) for cohort in cohorts):
         raise ScenarioError(f"cohort: nobody is drawn in {scenario.rounds} rounds; raise cohort.rate or rounds")
     for name, given in (("attacks", scenario.attacks), ("audit", scenario.audit)):

@@ -111,5 +111,5 @@ def _rounded_up(epsilon: float) -> str:
     digits = max(3, 2 - math.floor(math.log10(epsilon)))
     if digits > 15:
         return f"{epsilon:.3g}"
-    text = f"{math.floor(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+    text = f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
     return text.rstrip("0").rstrip(".") if digits > 3 else text

@@ -56,6 +56,13 @@ def privacy_spent(run: RunFiles) -> Section:
             sentence = no_claim(run)
             blocks.append(Paragraph(f"{sentence[0].upper()}{sentence[1:]}.", "warning"))
             blocks.append(Paragraph(_no_claim_means(run)))
+    if run.claims and not run.finished:
+        planned = words.count(run.scenario.rounds, "planned round")
+        blocks.append(
+            Paragraph(
+                f"The run has not ended. The claims hold for all {planned}; the figure shows what is spent.", "note"
+            )
+        )
     blocks += [Paragraph(claim.sentence(), "plain" if claim.finite else "warning") for claim in run.claims]
     if lines:
         blocks.append(_drawing(run, lines))
@@ -158,5 +165,4 @@ def _claims_table(run: RunFiles) -> Table:
                 shown = [f"{words.epsilon(c.epsilon)} at δ = {words.number(c.delta)}, per {c.unit}" for c in run.claims]
             rows.append((_FIELD_NAMES.get(field.name, field.name.replace("_", " ")), *shown))
     columns = ("what the claim says", *(f"claim {number}" for number in range(1, len(run.claims) + 1)))
-    note = "" if run.finished else "The run has not ended: see the number of compositions for what the claims cover."
-    return Table("The claims in full", columns, tuple(rows), note)
+    return Table("The claims in full", columns, tuple(rows))

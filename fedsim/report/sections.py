@@ -38,6 +38,12 @@ def learning(run: RunFiles) -> Section | None:
     columns = ("round", "test accuracy", "test loss", "training loss", "clients")
     rows = tuple((r.round, r.accuracy, r.loss, r.train_loss, r.clients) for r in run.rounds)
     summary = _learning_summary(run)
+    gap = "; no client reported its training loss, which would be one more release"
+    if any(r.train_loss is not None for r in run.rounds):
+        gap = (
+            ", and whether the training loss (on the clients' own rows) falls away from the test loss: membership inference"
+            " lives on that gap"
+        )
 
     def draw(figure: Figure, narrow: bool) -> None:
         accuracy, loss = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
@@ -46,7 +52,8 @@ def learning(run: RunFiles) -> Section | None:
         _curve(loss, rows, 2, ORANGE, "s", "-", "test loss")
         _curve(loss, rows, 3, GREEN, "^", "--", "training loss")
         loss.set_ylim(bottom=0)
-        loss.legend(loc="best")
+        if loss.lines:
+            loss.legend(loc="best")
         for axes, label in ((accuracy, "accuracy on held-out rows"), (loss, "cross-entropy loss")):
             axes.set_title(label)
             axes.set_ylabel("accuracy" if axes is accuracy else "loss")
@@ -55,8 +62,7 @@ def learning(run: RunFiles) -> Section | None:
     drawing = make_drawing(
         "learning",
         "Learning curves",
-        "Round 0 is the model before training. Read off whether accuracy has levelled out, and whether the training"
-        " loss (on the clients' own rows) falls away from the test loss: membership inference lives on that gap.",
+        f"Round 0 is the model before training. Read off whether accuracy has levelled out{gap}.",
         f"Two line charts by round. {summary}",
         Table("Learning by round", columns, rows),
         draw,
@@ -69,8 +75,11 @@ def learning(run: RunFiles) -> Section | None:
 def _curve(
     axes: Axes, rows: Sequence[tuple[Cell, ...]], column: int, colour: str, marker: str, dashes: str, label: str
 ) -> None:
+    """One line, where there is anything to draw: under some defences no training loss leaves the client."""
     points = [(row[0], row[column]) for row in rows if isinstance(row[column], float) and math.isfinite(row[column])]  # type: ignore[arg-type]
     x, y = [point[0] for point in points], [point[1] for point in points]
+    if not points:
+        return
     every = max(1, len(points) // 25)
     axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markevery=every, label=label)  # type: ignore[arg-type]
 
@@ -86,7 +95,7 @@ def _learning_summary(run: RunFiles) -> str:
     text = f"Accuracy on held-out rows is {last.accuracy:.3f} after round {last.round}"
     if first is not last:
         text += f"; it was {first.accuracy:.3f} in round {first.round}"
-    if best is not last:
+    if f"{best.accuracy:.3f}" != f"{last.accuracy:.3f}":
         text += f", and {best.accuracy:.3f} at best, in round {best.round}"
     return f"{text}.{warning}"
 

@@ -127,7 +127,7 @@ def _norms(run: RunFiles) -> Drawing | None:
             )
         if norms.min() > 0 and norms.max() / norms.min() > 50:
             axes.set_yscale("log")
-        else:
+        elif norms.min() < 0.7 * norms.max():  # where all are nearly alike, their differences need the room
             axes.set_ylim(bottom=0)
         axes.set_ylabel("L2 norm")
         round_axis(axes, 1, max(rounds), ticks=6 if narrow else 12)
@@ -245,18 +245,20 @@ def _histogram(run: RunFiles, took_part: Participation) -> Drawing:
 def _messages_table(run: RunFiles) -> Table:
     """What crossed the wire in each round."""
     rows = []
+    scale, unit = (1e6, "MB") if max(m.bytes for m in run.messages) >= 1e5 else (1e3, "kB")
     for round_, messages in run.messages_by_round.items():
         sent = [m for m in messages if m.direction == "sent" and m.kind != "error"]
         back = [m for m in messages if m.direction == "received" and m.kind != "error"]
         models = sum(m.clients or 1 for m in sent)
-        sent_bytes = sum(m.bytes * (m.clients or 1) for m in sent)
+        down, up = sum(m.bytes * (m.clients or 1) for m in sent), sum(m.bytes for m in back)
         errors = sum(m.kind == "error" for m in messages)
         kept = sum(m.file is not None for m in messages)
         norms = [m.norm for m in back if m.norm is not None]
         mean = float(np.mean(norms)) if norms else None
-        rows.append((round_, models, len(back), errors, sent_bytes / 1e6, sum(m.bytes for m in back) / 1e6, kept, mean))
+        rows.append((round_, models, len(back), errors, down / scale, up / scale, kept, mean))
     back_name = "sums received" if run.scenario.defence.secure_aggregation else "updates received"
-    columns = ("round", "models sent", back_name, "failures", "sent, MB", "received, MB", "tensors kept", "mean norm")
+    sizes = (f"sent, {unit}", f"received, {unit}")
+    columns = ("round", "models sent", back_name, "failures", *sizes, "tensors kept", "mean norm")
     table = Table("Messages by round", columns, tuple(rows))
     shown = tuple(table.shown(SHOWN_ROUNDS))
     note = (

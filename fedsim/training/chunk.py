@@ -64,15 +64,19 @@ class Chunk:
             if remaining != active:
                 self._finish(remaining, active, into)
                 active = remaining
-                self._activate(max(active, _LEAST))
+                self._activate(max(active, _LEAST), shared=step == 0)
+            elif step == 1:
+                self._activate(max(active, _LEAST), shared=False)
             self._step(step, active)
         self._finish(0, active, into)
 
-    def _activate(self, count: int) -> None:
-        """Go on with the first `count` replicas."""
-        weights = self._weights[:count]
-        self._model.batch.resize(count, self._width, self._guard)
-        self._model.bind(weights, weights if self._fused else self._gradient[:count])
+    def _activate(self, count: int, shared: bool) -> None:
+        """Go on with the first `count` replicas; in the first step they share one set of weights, which is faster."""
+        model = self._model
+        model.batch.resize(count, self._width, self._guard)
+        shared = shared and model.layout.size == model.layout.parameters  # buffers are changed in place
+        weights = self._start.expand(count, -1) if shared else self._weights[:count]
+        model.bind(weights, self._gradient[:count])
 
     def _step(self, step: int, active: int) -> None:
         """One local step of the first `active` clients."""

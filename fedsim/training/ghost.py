@@ -13,7 +13,7 @@ clipping, Bu et al. 2022): then it costs no extra memory, and the clipped sum is
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ def squared_lengths(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=-1).square_()
 
 
+@lru_cache(64)
 def ones(count: int, length: int) -> Tensor:
     """(count, 1, length) ones, for sums by bmm: a product's order of summation does not depend on the other replicas."""
     return torch.ones(1, 1, length).expand(count, 1, length)

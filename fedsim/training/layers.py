@@ -160,16 +160,25 @@ class ReplicaLinear(ReplicaMap):
         self._x = self.batch.by_replica(x, -1, inputs)
         y = self.batch.new(x, *x.shape[:-1], outputs)
         into = self.batch.by_replica(y, -1, outputs)
-        if inputs >= 400 and 8 <= into.shape[1] <= 48:
-            # W xᵀ: for few rows MKL would spend more on packing the large transposed matrix than on the product
-            product = torch.bmm(self.weight, self._x.transpose(1, 2)).transpose(1, 2)
-        else:
-            product = torch.bmm(self._x, self.weight.transpose(1, 2), out=into)
+        product = self._times_weights(into)
         if self.bias is not None:
             torch.add(product, self.bias.unsqueeze(1), out=into)
         elif product is not into:
             into.copy_(product)
         return y
+
+    def _times_weights(self, into: Tensor) -> Tensor:
+        """X Wᵀ, in `into` or elsewhere.
+
+        For few rows, MKL spends several times more on packing a large transposed W than on the product itself. So where
+        all replicas share W (the first step) it is transposed once, and else the small x is transposed: W xᵀ.
+        """
+        x, weight = self._x, self.weight
+        if weight[0].numel() >= 1 << 14 and 8 <= x.shape[1] <= 48:
+            if weight.stride(0) == 0:
+                return torch.bmm(x, weight[0].t().contiguous().expand(len(x), -1, -1), out=into)
+            return torch.bmm(weight, x.transpose(1, 2).contiguous()).transpose(1, 2)
+        return torch.bmm(x, weight.transpose(1, 2), out=into)
 
     def keep(self, d: Tensor) -> None:
         """Keep d as (K, B·L, O)."""

@@ -143,8 +143,7 @@ class ReplicaModel:
 
     def bind(self, weights: Tensor, targets: Tensor) -> None:
         """Use the rows of (K, P) as the weights of K replicas, and add their gradients to the rows of `targets`."""
-        views = self.layout.unflatten(weights)
-        target_views = views if targets is weights else self.layout.unflatten(targets)
+        views, target_views = self.layout.unflatten(weights), self.layout.unflatten(targets)
         for layer in self.layers:
             layer.bind(views, target_views)
 

@@ -109,7 +109,7 @@ def write_run(path: Path, variant: str, **changes: Any) -> Path:
     for name in {line["file"] for line in lines if line.get("file")}:
         (path / "transcript" / name).write_bytes(b"\0" * 4096)
     _write_lines(path / "metrics.jsonl", [_metrics(scenario, r, cohorts, failures, rng) for r in range(done + 1)])
-    claims = [claim.to_dict() for claim in _claims(scenario, done)]
+    claims = [claim.to_dict() for claim in _claims(scenario, scenario.rounds)]  # planned, from the start
     (path / "claims.json").write_text(json.dumps(claims))
     if done == scenario.rounds:
         (path / "model.safetensors").write_bytes(b"\0" * 64)

@@ -194,6 +194,18 @@ def test_divergence_is_told(make_run: Make, tmp_path: Path) -> None:
     assert "the training diverged" in str(section.blocks[0])
 
 
+def test_a_training_loss_that_nobody_reports_is_not_in_the_legend(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "plain", rounds=2)
+    lines = [json.loads(line) | {"train_loss": None} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = learning(read_run_files(run))
+    assert section is not None
+    (drawing,) = section.drawings
+    assert "test loss" in drawing.wide
+    assert "training loss" not in drawing.wide
+    assert "no client reported its training loss" in drawing.caption
+
+
 def test_large_population_shows_counts_and_sums_only(report_of: Callable[[str], Path]) -> None:
     page = report_of("secure")
     text = page.read_text()

@@ -52,6 +52,7 @@ def test_unfinished_run_says_so_and_shows_what_was_spent(report_of: Callable[[st
     assert "5 of 12 planned rounds are done" in header
     assert "Privacy spent so far, after round 5" in header
     assert "ε = 2.761" in header  # 1.234567 * sqrt(5) = 2.76057
+    assert "The claims hold for all 12 planned rounds" in report_of("unfinished").read_text()
 
 
 def test_missing_tensors_are_told(dp_run: Path) -> None:
