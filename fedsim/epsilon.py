@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Accountant, Mechanism, account, noise_multiplier_for
+from fedsim.privacy.claim import rounded_up
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "prv")
 
@@ -50,11 +51,13 @@ class Answer:
         if self.epsilon is None or self.noise_multiplier is None:
             return self.refusal
         epsilon = (
-            f"ε ≤ {_up(self.epsilon)} at δ = {self.delta:g} per unit" if math.isfinite(self.epsilon) else "no finite ε"
+            f"ε ≤ {rounded_up(self.epsilon, 4)} at δ = {self.delta:g} per unit"
+            if math.isfinite(self.epsilon)
+            else "no finite ε"
         )
         if target is None:
             return f"{epsilon}, with σ = {self.noise_multiplier:g} ({self.method})"
-        return f"σ = {_up(self.noise_multiplier)}, which spends {epsilon} ({self.method})"
+        return f"σ = {rounded_up(self.noise_multiplier, 4)}, which spends {epsilon} ({self.method})"
 
 
 def answers(question: Question, accountants: Sequence[Accountant] = ACCOUNTANTS) -> Iterator[Answer]:
@@ -106,8 +109,3 @@ def document(question: Question, found: Sequence[Answer]) -> dict[str, Any]:
         "sampling": "poisson" if question.rate < 1 else "none",
         "answers": [asdict(answer) for answer in found],
     }
-
-
-def _up(value: float) -> str:
-    """Four decimals, rounded up."""
-    return f"{math.ceil(value * 1e4 - 1e-7) / 1e4:.4f}" if value > 1e-3 else f"{value * 1.001:.3g}"

@@ -91,9 +91,9 @@ def _news(report: RoundReport) -> str:
 
 
 def _spent(claim: PrivacyClaim) -> str:
-    return (
-        f"ε ≤ {math.ceil(claim.epsilon * 100) / 100:g} at δ = {claim.delta:g} per {claim.unit}" if claim.finite else ""
-    )
+    from fedsim.privacy import rounded_up
+
+    return f"ε ≤ {rounded_up(claim.epsilon)} at δ = {claim.delta:g} per {claim.unit}" if claim.finite else ""
 
 
 def round_line(report: RoundReport) -> str:

@@ -121,31 +121,11 @@ def _local_results(
     That it has nothing is a fact about its data, which a refusal would tell.
     """
     members = [place.partition.members(client) for client in clients]
-    holding = [k for k, rows in enumerate(members) if len(rows)]
-    if len(holding) < len(clients) and place.scenario.defence.client_dp is None:
-        empty = next(client for client, rows in zip(clients, members, strict=True) if len(rows) == 0)
-        raise FedsimError(f"client {empty} holds no examples; choose a partition that gives it some")
-    trained = train_cohort(
-        place.model,
-        start,
-        place.dataset.x_train,
-        place.dataset.y_train,
-        [members[k] for k in holding],
-        work,
-        [randomness[k] for k in holding],
-        chunk=place.scenario.engine.chunk,
-    )
-    if len(holding) == len(clients):
-        return trained
-    everybody = CohortResult(
-        torch.zeros(len(clients), place.layout.size),
-        torch.zeros(len(clients)),
-        torch.zeros(len(clients), dtype=torch.int64),
-        torch.zeros(len(clients), dtype=torch.int64),
-    )
-    for whole, part in zip(vars(everybody).values(), vars(trained).values(), strict=True):
-        whole[holding] = part
-    return everybody
+    for client, rows in zip(clients, members, strict=True):
+        if len(rows) == 0 and place.scenario.defence.client_dp is None:
+            raise FedsimError(f"client {client} holds no examples; choose a partition that gives it some")
+    x, y = place.dataset.x_train, place.dataset.y_train
+    return train_cohort(place.model, start, x, y, members, work, randomness, chunk=place.scenario.engine.chunk)
 
 
 def _extras(scenario: Scenario, result: CohortResult, bits: Tensor | None, k: int) -> dict[str, float | int]:

@@ -143,7 +143,11 @@ def summary(plan: Plan) -> dict[str, Any]:
         "population": plan.population,
         "cohort_size": plan.cohort_size,
         "noise": vars(plan.noise),
-        "partition": {"clients": pictured, "counts": counts.tolist(), "sizes": counts.sum(axis=1).tolist()},
+        "partition": {
+            "clients": pictured,
+            "counts": counts.tolist(),
+            "sizes": [plan.partition.size(c) for c in pictured],
+        },
         "cohorts": [cohort.tolist() for cohort in plan.cohorts],
     }
 

@@ -18,7 +18,7 @@ from fedsim.privacy.accounting import (
     noise_multiplier_for,
     smallest_noise,
 )
-from fedsim.privacy.claim import Adjacency, PrivacyClaim, Sampling, Unit
+from fedsim.privacy.claim import Adjacency, PrivacyClaim, Sampling, Unit, rounded_up
 from fedsim.privacy.gaussian import classic_gaussian_sigma, gaussian_delta, gaussian_epsilon, gaussian_sigma
 from fedsim.privacy.loss import COARSE, FINE, Grid
 from fedsim.privacy.mechanisms import (
@@ -75,6 +75,7 @@ __all__ = [
     "prune",
     "quantise",
     "resolve_noise",
+    "rounded_up",
     "settings_by_round",
     "sign",
     "smallest_noise",

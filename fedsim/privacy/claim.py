@@ -71,7 +71,7 @@ class PrivacyClaim:
         sampling = "" if self.sampling == "none" else f" ({self.sampling} sampling, rate {self.sample_rate:.3g})"
         times = "once" if self.compositions == 1 else f"{self.compositions} times"
         return (
-            f"Each {self.unit} is protected with ε ≤ {_rounded_up(self.epsilon)} at δ = {self.delta:g}"
+            f"Each {self.unit} is protected with ε ≤ {rounded_up(self.epsilon)} at δ = {self.delta:g}"
             f" ({self.adjacency} one {self.unit}) against {self.observer}, to whom {self.released} is released:"
             f" {self.mechanism}, composed {times}{sampling}, accounted by {self.accountant}."
         )
@@ -104,12 +104,12 @@ class PrivacyClaim:
         return cls(**{**fields, **numbers})
 
 
-def _rounded_up(epsilon: float) -> str:
-    """Three decimals (or three digits, if small), never below the value: a claim must not shrink by being printed."""
-    if epsilon == 0:
-        return "0"
-    digits = max(3, 2 - math.floor(math.log10(epsilon)))
+def rounded_up(epsilon: float, decimals: int = 3) -> str:
+    """Some decimals (or digits, if small), never below the value: a claim must not shrink by being printed."""
+    if epsilon == 0 or not math.isfinite(epsilon):
+        return "0" if epsilon == 0 else "∞"
+    digits = max(decimals, decimals - 1 - math.floor(math.log10(epsilon)))
     if digits > 15:
-        return f"{epsilon:.3g}"
+        return f"{epsilon * (1 + 10**-decimals):.{decimals}g}"
     text = f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if digits > 3 else text
+    return text.rstrip("0").rstrip(".") if digits > decimals else text

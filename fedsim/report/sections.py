@@ -41,8 +41,8 @@ def learning(run: RunFiles) -> Section | None:
     gap = "; no client reported its training loss, which would be one more release"
     if any(r.train_loss is not None for r in run.rounds):
         gap = (
-            ", and whether the training loss (on the clients' own rows) falls away from the test loss: membership inference"
-            " lives on that gap"
+            ", and whether the training loss (on the clients' own rows) falls away from the test loss: membership"
+            " inference lives on that gap"
         )
 
     def draw(figure: Figure, narrow: bool) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from fedsim import scenario as sc
+from fedsim.privacy import rounded_up
 from fedsim.report.blocks import Cell
 from fedsim.report.run_files import RunFiles
 
@@ -34,10 +35,7 @@ def cell(value: Cell) -> str:
 
 def epsilon(value: float) -> str:
     """ε in three decimals (three digits, where it is small), rounded up: a claim is never shown smaller than it is."""
-    if not math.isfinite(value) or value <= 0:
-        return number(value)
-    digits = max(3, 2 - math.floor(math.log10(value)))
-    return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}" if digits <= 15 else number(value)
+    return rounded_up(value)
 
 
 def count(amount: int, noun: str) -> str:

@@ -59,7 +59,9 @@ class CohortResult:
         """The result of clients that have done nothing yet."""
         count = len(examples)
         sizes = torch.tensor(examples, dtype=torch.int64)
-        return cls(torch.zeros(count, layout.size), torch.zeros(count), sizes, torch.zeros(count, dtype=torch.int64))
+        updates = torch.empty(count, layout.size)
+        updates[sizes == 0] = 0  # the others are written as they finish
+        return cls(updates, torch.zeros(count), sizes, torch.zeros(count, dtype=torch.int64))
 
     def write(self, client: Client, layout: Layout, start: Tensor, end: Tensor, gradient: Tensor | None, loss: float) -> None:
         """Note what a client computed: its weights at the end or, FedSGD, its gradient, and the sum of its losses."""

@@ -18,7 +18,6 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-
 _LARGE = 1 << 14  # entries from which a product should be added in place; PyTorch then calls it replica by replica
 
 
@@ -74,7 +73,7 @@ class Product:
         return norms.add_(squared_lengths(self._bias_of_examples)) if bias else norms
 
     def add_to(self, weight: Tensor, bias: Tensor | None, scale: float, factors: Tensor | None) -> None:
-        """weight (K, O, ...) += scale · Σ_i factor_i G_i, and the same for bias (K, O); factors None: 1 each."""
+        """Weight (K, O, ...) += scale · Σ_i factor_i G_i, and the same for bias (K, O); factors None: 1 each."""
         replicas, width, outputs, inputs = self._shape
         each = ones(replicas, width) if factors is None else factors.unsqueeze(1)
         if bias is not None:

@@ -112,7 +112,7 @@ class ReplicaLayer:
         raise NotImplementedError
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """target += scale · Σ_i factor_i · gradient of example i, for weight and bias; without factors: 1 each."""
+        """Target += scale · Σ_i factor_i · gradient of example i, for weight and bias; without factors: 1 each."""
         raise NotImplementedError
 
 
@@ -145,7 +145,7 @@ class ReplicaMap(ReplicaLayer):
         return self._kept.squared_norms(self.bias is not None)
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """target += scale · Σ_i factor_i · gradient of example i."""
+        """Target += scale · Σ_i factor_i · gradient of example i."""
         product, self._kept = self._kept or self._product(), None
         product.add_to(self.weight_target, self.bias_target, scale, factors)
 

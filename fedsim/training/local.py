@@ -13,7 +13,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,7 +27,7 @@ from fedsim.training.layout import Layout, layout_of
 from fedsim.training.one_by_one import train_one
 from fedsim.training.replicas import ReplicaModel, Trial, expressible, mixes_examples, trial
 
-_CACHE_BYTES = 4 << 20  # what the replicas of a chunk may need in one step, so that they stay in the processor's cache
+_CACHE_BYTES = 48 << 20  # what the replicas of a chunk may need in one step: about the processor's last cache
 
 
 def train_cohort(
@@ -74,7 +73,7 @@ def train_cohort(
             train_one(model, layout, start, x, y, client, work, result)
         return result
     with _single_threads() as threads:
-        chunks = _chunks(clients, layout, kernel.trial, chunk)
+        chunks = _chunks(clients, layout, kernel.trial, chunk, threads)
         if threads == 1 or len(chunks) == 1:
             for some in chunks:
                 kernel.train(some, start, x, y, work, result)
@@ -146,7 +145,7 @@ def _signature(model: nn.Module, layout: Layout, x: Tensor) -> tuple[Layout, str
     return layout, repr(model), x.shape[1:]
 
 
-def _chunks(clients: list[Client], layout: Layout, tried: Trial, size: int | None) -> list[list[Client]]:
+def _chunks(clients: list[Client], layout: Layout, tried: Trial, size: int | None, threads: int) -> list[list[Client]]:
     """Group clients of equal width, the longest work first, into chunks."""
     groups: dict[int, list[Client]] = {}
     for client in clients:
@@ -154,7 +153,9 @@ def _chunks(clients: list[Client], layout: Layout, tried: Trial, size: int | Non
     chunks = []
     for width, group in groups.items():
         group.sort(key=lambda client: -len(client.schedule))
-        most = size or max(2, _CACHE_BYTES // (4 * (2 * layout.size + width * tried.elements)))
+        most = size or min(
+            max(4, _CACHE_BYTES // (4 * (2 * layout.size + width * tried.elements))), -(-len(group) // threads)
+        )
         count = -(-len(group) // most)
         chunks += [group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)]
     return chunks

@@ -88,7 +88,7 @@ class ReplicaNorm(ReplicaLayer):
         return lengths[0] if len(lengths) == 1 else lengths[0] + lengths[1]
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """target += scale · Σ_i factor_i · gradient of example i."""
+        """Target += scale · Σ_i factor_i · gradient of example i."""
         if factors is None:
             factors = self._d.new_ones(self.batch.replicas, self.batch.width)
         for name, each in (self._gradients or self._of_examples()).items():
