@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.federation.arrays import stack, to_flat, to_record
@@ -52,10 +52,10 @@ def read_replies(
         try:
             if reply.has_error():
                 raise ValueError(reply.error.reason)
-            row, metrics = (
-                to_flat(reply.content.array_records["arrays"], layout),
-                reply.content.metric_records["metrics"],
-            )
+            record, metrics = reply.content["arrays"], reply.content["metrics"]
+            if not isinstance(record, ArrayRecord) or not isinstance(metrics, MetricRecord):
+                raise TypeError("its records are not arrays and metrics")
+            row = to_flat(record, layout)
             for key in {"weight", "num-examples"} & {"weight", *metrics}:
                 if not 0 < _number(metrics, key) < math.inf:
                     raise ValueError(f"its {key} is {metrics[key]}, not a positive number")

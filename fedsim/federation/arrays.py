@@ -8,7 +8,9 @@ machine it is an ordinary Array.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -21,13 +23,12 @@ from fedsim.training import Layout
 
 
 class TensorArray(Array):
-    """A Flower Array that is serialised when somebody reads `data`, and that remembers the flat row it is a view of."""
+    """A Flower Array that is a view of a flat row, and that is serialised when somebody reads `data`."""
 
-    def __init__(self, tensor: Tensor, row: Tensor) -> None:
-        self.__dict__.update(
-            tensor=tensor, row=row, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape)
-        )
-        self.__dict__["stype"] = "numpy.ndarray"
+    def __init__(self, row: Tensor, start: int, shape: tuple[int, ...]) -> None:
+        fields = self.__dict__
+        fields["row"], fields["start"], fields["shape"] = row, start, shape
+        fields["dtype"], fields["stype"] = "float32", "numpy.ndarray"
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -38,7 +39,8 @@ class TensorArray(Array):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The array itself, not a copy."""
-        array: np.ndarray[Any, Any] = self.__dict__["tensor"].numpy()
+        row, start, shape = (self.__dict__[name] for name in ("row", "start", "shape"))
+        array: np.ndarray[Any, Any] = row[start : start + math.prod(shape)].numpy().reshape(shape)
         return array
 
 
@@ -46,11 +48,19 @@ class TensorArray(Array):
 TensorArray.__qualname__ = Array.__qualname__
 
 
+@lru_cache(maxsize=8)
+def _places(layout: Layout) -> list[tuple[str, int, tuple[int, ...]]]:
+    """The name of each tensor, where it begins in the flat vector, and its shape."""
+    sizes = [math.prod(shape) for shape in layout.shapes]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [(name, start, tuple(shape)) for name, start, shape in zip(layout.names, starts, layout.shapes, strict=True)]
+
+
 def to_record(flat: Tensor, layout: Layout) -> ArrayRecord:
     """The flat vector (P,) as named arrays."""
     record = ArrayRecord()
-    for name, view in layout.unflatten(flat).items():
-        record[name] = TensorArray(view, flat)
+    # Past the record's own checks, which can cost more than a client's training: these are Arrays by construction.
+    record.__dict__["_data"].update({name: TensorArray(flat, start, shape) for name, start, shape in _places(layout)})
     return record
 
 
@@ -59,10 +69,9 @@ def to_flat(record: ArrayRecord, layout: Layout) -> Tensor:
     if tuple(record) != layout.names:
         missing, unknown = set(layout.names) - set(record), set(record) - set(layout.names)
         raise ValueError(f"its arrays do not fit the model (missing: {sorted(missing)}, unknown: {sorted(unknown)})")
-    rows = {id(array.__dict__.get("row")) for array in record.values()}
-    first = next(iter(record.values())).__dict__.get("row")
-    if first is not None and len(rows) == 1:
-        return first if isinstance(first, Tensor) else torch.as_tensor(first)
+    rows = [array.__dict__.get("row") for array in record.values()]
+    if isinstance(rows[0], Tensor) and len(rows[0]) == layout.size and all(row is rows[0] for row in rows):
+        return rows[0]
     arrays = {name: array.numpy() for name, array in record.items()}
     for (name, array), shape in zip(arrays.items(), layout.shapes, strict=True):
         if array.shape != tuple(shape) or array.dtype != np.float32:

@@ -107,7 +107,8 @@ def play_round(
     """One round: send the model, collect what comes back, write both down, aggregate."""
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
     config = dict(messages[0].content.config_records["config"]) if messages else {}
-    sent = MessageLine(round_, "sent", "model", clients=len(messages), config=config)
+    size = 4 * strategy.model.numel()
+    sent = MessageLine(round_, "sent", "model", clients=len(messages), config=config, bytes=size)
     writer.transcript.sent(sent, strategy.model)
     replies = list(grid.send_and_receive(messages))
     if plan.scenario.defence.secure_aggregation:
@@ -149,6 +150,7 @@ def _received(
             norm=arrival.norm,
             examples=arrival.examples,
             loss=arrival.loss,
+            bytes=4 * arrival.row.numel(),
         )
         lines.append((line, arrival.row))
     lines += [(MessageLine(round_, "received", "error", no.client, reason=no.reason), None) for no in refused]

@@ -64,7 +64,7 @@ class TranscriptWriter:
         file = f"round-{line.round:05d}-sent.safetensors" if keeps_round(self.adversary, line.round) else None
         if file:
             save_tensors(self.folder / file, {"model": model}, self.layout)
-        self._append([_with_tensor(line, model, file)])
+        self._append([replace(line, file=file, sha256=sha256(model)) if file else line])
 
     def received(self, round_: int, arrivals: Sequence[tuple[MessageLine, Tensor | None]]) -> None:
         """What came back: each message with its tensor (P,), where it has one."""
@@ -80,13 +80,13 @@ class TranscriptWriter:
             save_tensors(self.folder / file, kept, self.layout)
         self._append(
             [
-                line if row is None else _with_tensor(line, row, file if key_of(line) in kept else None)
+                replace(line, file=file, sha256=sha256(row)) if row is not None and key_of(line) in kept else line
                 for line, row in arrivals
             ]
         )
 
     def _append(self, lines: Sequence[MessageLine]) -> None:
-        dicts = [{name: value for name, value in vars(line).items() if value not in (None, {})} for line in lines]
+        dicts = [{k: v for k, v in vars(line).items() if v is not None and v != {}} for line in lines]
         self.messages.write("".join(json.dumps(content) + "\n" for content in dicts).encode())
         self.messages.flush()
 
@@ -162,10 +162,6 @@ def key_of(line: MessageLine) -> str:
     if line.kind == "model":
         return "model"
     return "sum" if line.client is None else f"client-{line.client}"
-
-
-def _with_tensor(line: MessageLine, row: Tensor, file: str | None) -> MessageLine:
-    return replace(line, bytes=4 * row.numel(), file=file, sha256=sha256(row) if file else None)
 
 
 def sha256(flat: Tensor) -> str:

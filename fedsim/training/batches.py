@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ExampleClipping:
-    """Example-level DP-SGD (Abadi et al. 2016, algorithm 1): clip each example's gradient to C, add noise σC·N(0, I)."""
+    """Example-level DP-SGD (Abadi et al. 2016, algorithm 1): clip each example's gradient, add noise to the sum."""
 
     clipping_norm: float
     """C: no example's gradient, over all trainable parameters together, is longer than this."""
@@ -110,9 +110,14 @@ class BatchPlan:
             rows[:, k] = own[0]
             if not schedule:
                 continue
+            taken = own[np.concatenate(schedule)]
+            if len(taken) == len(schedule) * width:  # all batches are full
+                rows[: len(schedule), k] = taken.reshape(-1, width)
+                present[: len(schedule), k] = 1
+                continue
             lengths = np.fromiter(map(len, schedule), dtype=np.int64, count=len(schedule))
             step = np.repeat(np.arange(len(schedule)), lengths)
             place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            rows[step, k, place] = own[np.concatenate(schedule)]
+            rows[step, k, place] = taken
             present[step, k, place] = 1
         return cls(torch.from_numpy(rows), torch.from_numpy(present))

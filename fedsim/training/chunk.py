@@ -6,54 +6,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.training.batches import BatchPlan, LocalWork
-from fedsim.training.client import Client, CohortResult
+from fedsim.training.batches import BatchPlan
+from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.layout import replica_rows
 from fedsim.training.noise import add_noise
 from fedsim.training.optimisers import is_plain_sgd, optimiser_for
-from fedsim.training.replicas import ReplicaModel, Trial
+from fedsim.training.replicas import ReplicaModel
+from fedsim.training.trial import Trial
 
-_MINUS_ONE = torch.full((1,), -1.0)
 _LEAST = 2  # a matrix library computes a batch of one product by another routine, with other last bits
 
 
 class Chunk:
-    """Clients whose batches are padded to the same width, longest work first; the active ones are always the first rows.
+    """Clients whose batches are padded to the same width, longest work first, so that the active ones come first.
 
-    A client that has finished drops out: nothing is masked, nothing can change it. A client that is alone is joined by a
-    row that nobody reads.
+    A client that has finished drops out: nothing is masked, and nothing can change it. A client that is alone is joined
+    by a row that nobody reads.
     """
 
-    def __init__(
-        self,
-        model: ReplicaModel,
-        tried: Trial,
-        start: Tensor,
-        x: Tensor,
-        y: Tensor,
-        clients: list[Client],
-        work: LocalWork,
-    ) -> None:
-        self._model, self._start, self._x, self._clients, self._work = model, start, x, clients, work
-        count, layout = max(len(clients), _LEAST), model.layout
+    def __init__(self, model: ReplicaModel, tried: Trial, task: Task, clients: list[Client]) -> None:
+        self._model, self._task, self._clients = model, task, clients
+        work, layout, count = task.work, task.layout, max(len(clients), _LEAST)
         nobody = [clients[0].rows[:1]] * (count - len(clients))
-        schedules = [client.schedule for client in clients] + [[] for _ in nobody]
         self._lengths = [len(client.schedule) for client in clients]
         self._width = clients[0].width
         self._guard = tried.guard(self._width)
+        schedules = [client.schedule for client in clients] + [[] for _ in nobody]
         self._plan = BatchPlan.of(schedules, [client.rows for client in clients] + nobody, self._width)
-        self._labels = y[self._plan.rows.flatten(1)].unsqueeze(-1)
+        self._labels = task.y[self._plan.rows.flatten(1)].unsqueeze(-1)
         self._log_likelihoods = torch.zeros(self._labels.shape)
-        self._shares = self._plan.shares(private=work.example_dp is not None) / self._labels[0, 0].numel()
-        self._weights = replica_rows(count, layout.size).copy_(start)
+        shares = self._plan.shares(private=work.example_dp is not None) / self._labels[0, 0].numel()
+        self._shares = shares.view(self._labels.shape[:2] + (1,) * (self._labels.dim() - 2))
+        self._weights = replica_rows(count, layout.size).copy_(task.start)
         # plain SGD is fused into the products that give the gradient, so that there is no gradient
         self._fused = work.kind == "fedavg" and is_plain_sgd(work)
         self._gradient = self._weights if self._fused else replica_rows(count, layout.size)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
-        if work.example_dp is not None:
-            self._noise = [client.randomness.noise() for client in clients]
-        model.load_constants(start)
+        self._noise = [client.randomness.noise() for client in clients] if work.example_dp is not None else []
+        model.load_constants(task.start)
 
     @torch.no_grad()
     def train(self, into: CohortResult) -> None:
@@ -75,12 +66,12 @@ class Chunk:
         model = self._model
         model.batch.resize(count, self._width, self._guard)
         shared = shared and model.layout.size == model.layout.parameters  # buffers are changed in place
-        weights = self._start.expand(count, -1) if shared else self._weights[:count]
+        weights = self._task.start.expand(count, -1) if shared else self._weights[:count]
         model.bind(weights, self._gradient[:count])
 
     def _step(self, step: int, active: int) -> None:
         """One local step of the first `active` clients."""
-        model, work = self._model, self._work
+        model, work = self._model, self._task.work
         count = model.batch.replicas
         self._backpropagate(step)
         if not self._fused:
@@ -104,23 +95,27 @@ class Chunk:
         if batch.guard:
             rows = torch.cat([rows, rows.new_zeros(batch.guard)])
         with torch.enable_grad():
-            outputs = self._model(self._x.index_select(0, rows))
-        labels = self._labels[step, :used]
-        gradient = torch.log_softmax(outputs[:used] if batch.guard else outputs, dim=-1)
-        torch.gather(gradient, -1, labels, out=self._log_likelihoods[step, :used])
-        gradient.exp_().scatter_add_(-1, labels, _MINUS_ONE.expand(labels.shape))
-        gradient.mul_(self._shares[step, : batch.replicas].view(-1, *[1] * (gradient.dim() - 1)))
+            outputs = self._model(self._task.x.index_select(0, rows))
+        labels, share = self._labels[step, :used], self._shares[step, :used]
+        gradient = outputs[:used] if batch.guard else outputs
+        gradient = gradient - gradient.amax(-1, keepdim=True)
+        log_likelihood = gradient.gather(-1, labels)
+        total = gradient.exp_().sum(-1, keepdim=True)
+        gradient.mul_(share / total).scatter_add_(-1, labels, (-share).expand(labels.shape))
+        torch.sub(log_likelihood, total.log_(), out=self._log_likelihoods[step, :used])
         if batch.guard:
             gradient = torch.cat([gradient, gradient.new_zeros(batch.guard, *gradient.shape[1:])])
         torch.autograd.backward(outputs, gradient)
 
     def _privatise(self, active: int, scale: float) -> Tensor:
         """Add the noise, and return what each example's gradient counts for: (K, B), min(1, C/|g_i|)/B."""
-        dp = self._work.example_dp
+        dp = self._task.work.example_dp
         assert dp is not None
         batch, parameters = self._model.batch, self._model.layout.parameters
         sizes = self._batch_sizes[: batch.replicas]
-        squares = torch.stack([layer.squared_norms() for layer in self._model.layers]).sum(0)
+        squares = torch.zeros(batch.replicas, batch.width)
+        for layer in self._model.layers:  # one after the other: a sum over all would be divided as K suggests
+            squares += layer.squared_norms()
         if dp.noise_multiplier:
             deviations = dp.noise_multiplier * dp.clipping_norm / sizes[:active]
             add_noise(self._gradient[:active, :parameters], self._noise[:active], deviations, scale)
@@ -131,9 +126,9 @@ class Chunk:
         """Write the results of the clients in rows remaining..active-1."""
         if remaining == active:
             return
-        layout = self._model.layout
-        losses = -self._log_likelihoods.unflatten(1, (-1, self._width))[:, remaining:active].flatten(3).mean(3)
-        sums = (losses * self._plan.present[:, remaining:active]).sum((0, 2), dtype=torch.float64).tolist()
-        for k, loss in zip(range(remaining, active), sums, strict=True):
-            gradient = self._gradient[k, : layout.parameters] if self._work.kind == "fedsgd" else None
-            into.write(self._clients[k], layout, self._start, self._weights[k], gradient, loss)
+        done = slice(remaining, active)
+        losses = -self._log_likelihoods.unflatten(1, (-1, self._width))[:, done].flatten(3).mean(3)
+        sums = (losses * self._plan.present[:, done]).sum((0, 2), dtype=torch.float64).tolist()
+        parameters = self._task.layout.parameters
+        gradients = self._gradient[done, :parameters] if self._task.work.kind == "fedsgd" else None
+        into.write(self._task, self._clients[done], self._weights[done], gradients, sums)

@@ -1,41 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client of a cohort, and what a cohort computes."""
+"""What the clients of a cohort have in common, what each has of its own, and what they compute."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.randomness import ClientRandomness
-from fedsim.training.batches import LocalWork, Rows, padded_width
+from fedsim.training.batches import LocalWork, Rows, batch_schedule, padded_width
 from fedsim.training.layout import Layout
 
 
 @dataclass(frozen=True)
+class Task:
+    """What all clients of a cohort are given: the model, its weights, the training set, and the work."""
+
+    model: nn.Module
+    layout: Layout
+    start: Tensor
+    x: Tensor
+    y: Tensor
+    work: LocalWork
+
+
+@dataclass(frozen=True)
 class Client:
-    """What one client has and does in one round."""
+    """What one client has, and does, in one round."""
 
     place: int
     """Its place in the cohort."""
     rows: Rows
     """The numbers of its rows in the training set."""
+    batch: int
+    """B: its batch size, with Poisson batches the expected one."""
     schedule: list[Rows]
     """The positions in `rows` of the examples of each local step."""
-    work: LocalWork
-    randomness: ClientRandomness
     batches: np.random.Generator
     """The stream of its batches, after the schedule was drawn."""
+    randomness: ClientRandomness
 
-    @property
-    def batch(self) -> int:
-        """B: its batch size, with Poisson batches the expected one."""
-        return self.work.batch(len(self.rows))
+    @classmethod
+    def of(cls, place: int, rows: Rows, work: LocalWork, randomness: ClientRandomness) -> Client:
+        """Draw the batches of a client."""
+        batches = randomness.batches()
+        schedule = batch_schedule(len(rows), work, batches)
+        return cls(place, rows, work.batch(len(rows)), schedule, batches, randomness)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The rows to which its batches are padded."""
         return padded_width(self.schedule, self.batch)
@@ -55,22 +71,38 @@ class CohortResult:
     """(K,) int64: the local steps that were done."""
 
     @classmethod
-    def empty(cls, examples: Sequence[int], layout: Layout) -> CohortResult:
+    def empty(cls, examples: Sequence[int], size: int) -> CohortResult:
         """The result of clients that have done nothing yet."""
         count = len(examples)
+        updates = torch.empty(count, size)
+        for place, rows in enumerate(examples):
+            if not rows:
+                updates[place] = 0  # the others are written as they finish
         sizes = torch.tensor(examples, dtype=torch.int64)
-        updates = torch.empty(count, layout.size)
-        updates[sizes == 0] = 0  # the others are written as they finish
         return cls(updates, torch.zeros(count), sizes, torch.zeros(count, dtype=torch.int64))
 
-    def write(self, client: Client, layout: Layout, start: Tensor, end: Tensor, gradient: Tensor | None, loss: float) -> None:
-        """Note what a client computed: its weights at the end or, FedSGD, its gradient, and the sum of its losses."""
-        used = sum(map(len, client.schedule))
-        update = self.updates[client.place]
-        torch.sub(end, start, out=update)
-        if gradient is not None:
-            update[: layout.parameters] = gradient
-        if layout.parameters < layout.size:  # a mask of -inf stays what it is
-            update[layout.parameters :].masked_fill_(~start[layout.parameters :].isfinite(), 0)
-        self.loss[client.place] = loss / used if used else 0.0
-        self.steps[client.place] = len(client.schedule)
+    def write(
+        self, task: Task, clients: Sequence[Client], ends: Tensor, gradients: Tensor | None, losses: Sequence[float]
+    ) -> None:
+        """Note the weights (k, P) at which clients ended, FedSGD: their gradients too, and the sums of their losses."""
+        parameters, start = task.layout.parameters, task.start
+        for some in _neighbours(clients):
+            updates = self.updates[clients[some.start].place :][: some.stop - some.start]
+            torch.sub(ends[some], start, out=updates)
+            if gradients is not None:
+                updates[:, :parameters] = gradients[some]
+            if parameters < task.layout.size:  # a mask of -inf stays what it is
+                updates[:, parameters:].masked_fill_(~start[parameters:].isfinite(), 0)
+        for client, loss in zip(clients, losses, strict=True):
+            used = sum(map(len, client.schedule))
+            self.loss[client.place] = loss / used if used else 0.0
+            self.steps[client.place] = len(client.schedule)
+
+
+def _neighbours(clients: Sequence[Client]) -> Iterator[slice]:
+    """The longest runs of clients that are neighbours in the cohort."""
+    first = 0
+    for last in range(1, len(clients) + 1):
+        if last == len(clients) or clients[last].place != clients[last - 1].place + 1:
+            yield slice(first, last)
+            first = last

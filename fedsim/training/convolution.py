@@ -9,7 +9,6 @@ contiguous pieces of memory, the products write their output in place, and PyTor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +87,7 @@ class ReplicaConv(ReplicaMap):
         self._d = self.batch.by_replica(image, -1, image.shape[3])
 
     def input_gradient(self, d: Tensor) -> Tensor:
-        """The transposed convolution of d, replica by replica: oneDNN's is faster than adding up overlapping patches."""
+        """The transposed convolution of d, replica by replica: oneDNN's is faster than adding up patches."""
         batch, (rows, height, width, channels) = self.batch, self._shape
         gradient = batch.new(d, rows, height, width, channels)
         pieces = batch.by_replica(gradient, -1, height, width, channels)
@@ -111,5 +110,4 @@ class ReplicaConv(ReplicaMap):
 
 def _two(value: int | tuple[int, ...], first: int) -> tuple[int, int]:
     pair = (value, value) if isinstance(value, int) else value
-    return cast(tuple[int, int], pair if len(pair) == 2 else (first, pair[0]))
-
+    return (pair[0], pair[1]) if len(pair) == 2 else (first, pair[0])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-example gradient norms without per-example gradients, and clipped sums by one batched product.
 
-The gradient of a linear map for one example is G = Σ_l d_l x_lᵀ, over the L positions at which the map is applied (1 for
-a plain layer, the tokens of a sequence, the pixels of a convolution). Its norm follows from the inputs x (L, I) and the
-output gradients d (L, O) alone (Goodfellow 2015; Li et al. 2022, section 4):
+The gradient of a linear map for one example is G = Σ_l d_l x_lᵀ, over the L positions at which the map is applied (1
+for a plain layer, the tokens of a sequence, the pixels of a convolution). Its norm follows from the inputs x (L, I) and
+the output gradients d (L, O) alone (Goodfellow 2015; Li et al. 2022, section 4):
 
     |G|² = |x|² |d|²  for L = 1,    |G|² = ⟨x xᵀ, d dᵀ⟩_F = Σ_lm ⟨x_l, x_m⟩⟨d_l, d_m⟩  in general.
 
@@ -23,12 +23,13 @@ _LARGE = 1 << 14  # entries from which a product should be added in place; PyTor
 
 def squared_lengths(rows: Tensor) -> Tensor:
     """|r|² over the last dimension."""
-    return torch.linalg.vector_norm(rows, dim=-1).square_()
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return lengths.square_()
 
 
 @lru_cache(64)
 def ones(count: int, length: int) -> Tensor:
-    """(count, 1, length) ones, for sums by bmm: a product's order of summation does not depend on the other replicas."""
+    """(count, 1, length) ones, for sums by bmm: its order of summation does not depend on the other replicas."""
     return torch.ones(1, 1, length).expand(count, 1, length)
 
 
@@ -77,7 +78,7 @@ class Product:
         replicas, width, outputs, inputs = self._shape
         each = ones(replicas, width) if factors is None else factors.unsqueeze(1)
         if bias is not None:
-            bias.unsqueeze(1).baddbmm_(each, self._bias_of_examples, alpha=scale)
+            bias.add_(torch.bmm(each, self._bias_of_examples).squeeze(1), alpha=scale)
         if self._direct:
             total = torch.bmm(each, self._weight_of_examples)
             if self._swapped:

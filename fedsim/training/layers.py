@@ -3,8 +3,8 @@
 
 To the rest of a model (activations, pooling, attention, additions) K replicas are one ordinary batch of K·B examples,
 replica after replica. Only layers with weights tell the replicas apart. Their backward pass computes the gradient for
-their input alone and keeps the two factors of the weight's gradient; what is made of the factors (a fused step of SGD, a
-gradient, per-example norms, a clipped sum) is decided afterwards, without a second backward pass.
+their input alone and keeps the two factors of the weight's gradient; what is made of the factors (a fused step of SGD,
+a gradient, per-example norms, a clipped sum) is decided afterwards, without a second backward pass.
 """
 
 from __future__ import annotations

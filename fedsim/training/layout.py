@@ -33,7 +33,9 @@ class Layout:
         """The flat vector (P,) of a state dictionary; names that the layout does not know are left out."""
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in state:
-                raise ModelError(f"the state has no tensor '{name}': give the state of a model of the same architecture")
+                raise ModelError(
+                    f"the state has no tensor '{name}': give the state of a model of the same architecture"
+                )
             if state[name].shape != shape:
                 raise ModelError(
                     f"tensor '{name}' has shape {tuple(state[name].shape)} where the model has {tuple(shape)}: "
@@ -65,8 +67,8 @@ def layout_of(model: nn.Module) -> Layout:
     """
     parameters = dict(model.named_parameters())
     persistent = model.state_dict(keep_vars=True)
-    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-    rest = {name: p for name, p in parameters.items() if not p.requires_grad}
+    trainable: dict[str, Tensor] = {name: p for name, p in parameters.items() if p.requires_grad}
+    rest: dict[str, Tensor] = {name: p for name, p in parameters.items() if not p.requires_grad}
     rest |= {name: b for name, b in model.named_buffers() if name in persistent and b.is_floating_point()}
     for name, tensor in (trainable | rest).items():
         if tensor.dtype != torch.float32:

@@ -4,15 +4,17 @@
 Guarantees:
 - A client's result does not depend, to the last bit, on who else is in the cohort, on their order, on the chunks in
   which they are computed, or on the number of threads. A client is a cohort of one.
-- An example that is not in a client's batch (padding) contributes exactly nothing to it.
+- Padding contributes exactly nothing, and a client that has finished does not change.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,14 +22,15 @@ from torch import Tensor, nn
 
 from fedsim.errors import ModelError
 from fedsim.randomness import ClientRandomness
-from fedsim.training.batches import LocalWork, Rows, batch_schedule
+from fedsim.training.batches import LocalWork, Rows
 from fedsim.training.chunk import Chunk
-from fedsim.training.client import Client, CohortResult
-from fedsim.training.layout import Layout, layout_of
+from fedsim.training.client import Client, CohortResult, Task
+from fedsim.training.layout import layout_of
 from fedsim.training.one_by_one import train_one
-from fedsim.training.replicas import ReplicaModel, Trial, expressible, mixes_examples, trial
+from fedsim.training.replicas import ReplicaModel, expressible
+from fedsim.training.trial import Trial, mixes_examples, trial
 
-_CACHE_BYTES = 48 << 20  # what the replicas of a chunk may need in one step: about the processor's last cache
+_CHUNK_BYTES = 128 << 20  # what the replicas of a chunk may need in one step: more only costs memory
 
 
 def train_cohort(
@@ -51,101 +54,93 @@ def train_cohort(
         members: for each client, the numbers of its rows.
         work: what each client does.
         randomness: for each client, where its batches and its noise come from.
-        chunk: how many clients are computed at once; null: as many as fit the processor's cache.
+        chunk: how many clients are computed at once; None: as many as are good for speed.
 
     The loss is the cross-entropy, mean over the batch (of a sequence: over its tokens, then over the batch); with
     `example_dp` the gradient of a step is (Σ_i clip(g_i, C) + σC·N(0, I))/B for the expected batch size B. A client
     without rows does nothing: its update is 0.
     """
-    layout = layout_of(model)
-    _check(model, layout, start, x, y, members, work, randomness)
-    clients = []
-    for place, (rows, random) in enumerate(zip(members, randomness, strict=True)):
-        if len(rows):
-            generator = random.batches()
-            clients.append(Client(place, rows, batch_schedule(len(rows), work, generator), work, random, generator))
-    result = CohortResult.empty([len(rows) for rows in members], layout)
+    task = Task(model, layout_of(model), start, x, y, work)
+    _check(task, members, randomness)
+    everybody = enumerate(zip(members, randomness, strict=True))
+    clients = [Client.of(place, rows, work, random) for place, (rows, random) in everybody if len(rows)]
+    result = CohortResult.empty([len(rows) for rows in members], task.layout.size)
     if not clients:
         return result
-    kernel = _kernel_for(model, layout, start, x, y)
+    kernel = _kernel_for(task)
+    if work.example_dp is not None and kernel.mixing:
+        raise ModelError(
+            f"by {kernel.mixing} the examples of a batch influence each other, so that no example's gradient can be "
+            "clipped: use GroupNorm (norm: group) in place of BatchNorm with example-level privacy"
+        )
     if kernel.trial.reason is not None:
         for client in clients:
-            train_one(model, layout, start, x, y, client, work, result)
+            train_one(task, client, result)
         return result
     with _single_threads() as threads:
-        chunks = _chunks(clients, layout, kernel.trial, chunk, threads)
+        chunks = _chunks(task, clients, kernel.trial, chunk, threads)
         if threads == 1 or len(chunks) == 1:
             for some in chunks:
-                kernel.train(some, start, x, y, work, result)
+                kernel.train(task, some, result)
         else:
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                list(pool.map(lambda some: kernel.train(some, start, x, y, work, result), chunks))
+                list(pool.map(lambda some: kernel.train(task, some, result), chunks))
     return result
 
 
-def _check(
-    model: nn.Module,
-    layout: Layout,
-    start: Tensor,
-    x: Tensor,
-    y: Tensor,
-    members: Sequence[Rows],
-    work: LocalWork,
-    randomness: Sequence[ClientRandomness],
-) -> None:
+def _check(task: Task, members: Sequence[Rows], randomness: Sequence[ClientRandomness]) -> None:
     """Refuse what cannot be trained."""
-    if start.shape != (layout.size,):
-        raise ModelError(f"the weights have shape {tuple(start.shape)}: this model needs a flat vector of {layout.size}")
+    shape, size = tuple(task.start.shape), task.layout.size
+    if shape != (size,):
+        raise ModelError(f"the weights have shape {shape}: this model needs a flat vector of {size} numbers")
     if len(members) != len(randomness):
-        raise ValueError(f"{len(members)} clients but {len(randomness)} sources of randomness")
-    if len(x) != len(y):
-        raise ValueError(f"{len(x)} inputs but {len(y)} labels")
-    mixing = mixes_examples(model)
-    if work.example_dp is not None and mixing is not None:
-        raise ModelError(
-            f"layer '{mixing}' is a BatchNorm, by which the examples of a batch influence each other, so that no "
-            "example's gradient can be clipped: use GroupNorm (norm: group) with example-level privacy"
-        )
+        raise ValueError(f"{len(members)} clients, but {len(randomness)} sources of randomness")
+    if len(task.x) != len(task.y):
+        raise ValueError(f"{len(task.x)} inputs, but {len(task.y)} labels")
 
 
 class _Kernel:
-    """The replica models of one user's model, kept from call to call; one for each thread that is using one."""
+    """What is kept of a user's model from call to call: what was learnt of it, and idle replica models."""
 
-    def __init__(self, model: nn.Module, layout: Layout, start: Tensor, x: Tensor, y: Tensor) -> None:
-        self.signature = _signature(model, layout, x)
-        reason = expressible(model)
-        self.trial = trial(model, layout, start, x, y) if reason is None else Trial(reason)
-        self._pristine = None if self.trial.reason else copy.deepcopy(model)
-        self._layout = layout
+    def __init__(self, task: Task) -> None:
+        self.signature = _signature(task)
+        self._example = Task(copy.deepcopy(task.model), task.layout, task.start, task.x[:6], task.y[:6], task.work)
+        reason = expressible(task.model)
+        self.trial = trial(self._example) if reason is None else Trial(reason)
         self._idle: list[ReplicaModel] = []
 
-    def train(self, clients: list[Client], start: Tensor, x: Tensor, y: Tensor, work: LocalWork, into: CohortResult) -> None:
-        """Train the clients of one chunk."""
-        assert self._pristine is not None
+    @cached_property
+    def mixing(self) -> str | None:
+        """By what the examples of a batch influence each other, if they do."""
+        return mixes_examples(self._example)
+
+    def train(self, task: Task, clients: list[Client], into: CohortResult) -> None:
+        """Train the clients of one chunk, with a replica model that no other thread is using."""
         try:
             replicas = self._idle.pop()
         except IndexError:
-            replicas = ReplicaModel(self._pristine, self._layout)
-        Chunk(replicas, self.trial, start, x, y, clients, work).train(into)
+            replicas = ReplicaModel(self._example.model, task.layout)
+        Chunk(replicas, self.trial, task, clients).train(into)
+        replicas.forget()
         self._idle.append(replicas)
 
 
 _kernels: WeakKeyDictionary[nn.Module, _Kernel] = WeakKeyDictionary()
 
 
-def _kernel_for(model: nn.Module, layout: Layout, start: Tensor, x: Tensor, y: Tensor) -> _Kernel:
-    kernel = _kernels.get(model)
-    if kernel is None or kernel.signature != _signature(model, layout, x):
-        kernel = _kernels[model] = _Kernel(model, layout, start, x, y)
+def _kernel_for(task: Task) -> _Kernel:
+    kernel = _kernels.get(task.model)
+    if kernel is None or kernel.signature != _signature(task):
+        kernel = _kernels[task.model] = _Kernel(task)
     return kernel
 
 
-def _signature(model: nn.Module, layout: Layout, x: Tensor) -> tuple[Layout, str, torch.Size]:
-    """Changes when somebody changes the layers of a model after it was first used."""
-    return layout, repr(model), x.shape[1:]
+def _signature(task: Task) -> tuple[object, ...]:
+    """Changes when somebody changes the layers of a model, or the shape of the data, after it was first used."""
+    return task.layout, repr(task.model), task.x.shape[1:], task.y.shape[1:]
 
 
-def _chunks(clients: list[Client], layout: Layout, tried: Trial, size: int | None, threads: int) -> list[list[Client]]:
+def _chunks(task: Task, clients: list[Client], tried: Trial, size: int | None, threads: int) -> list[list[Client]]:
     """Group clients of equal width, the longest work first, into chunks."""
     groups: dict[int, list[Client]] = {}
     for client in clients:
@@ -153,10 +148,9 @@ def _chunks(clients: list[Client], layout: Layout, tried: Trial, size: int | Non
     chunks = []
     for width, group in groups.items():
         group.sort(key=lambda client: -len(client.schedule))
-        most = size or min(
-            max(4, _CACHE_BYTES // (4 * (2 * layout.size + width * tried.elements))), -(-len(group) // threads)
-        )
-        count = -(-len(group) // most)
+        needed = 4 * (2 * task.layout.size + width * tried.elements)  # bytes for each replica
+        most = size or max(2, min(_CHUNK_BYTES // needed, math.ceil(len(group) / threads)))
+        count = math.ceil(len(group) / most)
         chunks += [group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)]
     return chunks
 
@@ -165,8 +159,8 @@ def _chunks(clients: list[Client], layout: Layout, tried: Trial, size: int | Non
 def _single_threads() -> Iterator[int]:
     """One thread for each operation; yields how many there were, to be used for whole chunks.
 
-    PyTorch divides an element-wise operation among its threads wherever it likes, and computes the last elements of each
-    part without vector instructions: with more than one thread the last bits of a client would depend on the others.
+    PyTorch divides an element-wise operation among its threads wherever it likes, and computes the last elements of
+    each part without vector instructions: with several threads the last bits of a client would depend on the others.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

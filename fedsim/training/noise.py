@@ -29,11 +29,9 @@ def add_noise(target: Tensor, generators: Sequence[np.random.Generator], deviati
     pairs = (length + 1) // 2
     together = max(1, _PIECE // pairs)
     for first in range(0, len(generators), together):
-        some = generators[first : first + together]
-        words = np.empty((len(some), pairs), dtype=np.uint64)
-        for row, generator in zip(words, some, strict=True):
-            row[:] = generator.bit_generator.random_raw(pairs)
-        _transform(target[first : first + len(some)], torch.from_numpy(words.view(np.int32)), deviations[first:][: len(some)], value)
+        some = [generator.bit_generator.random_raw(pairs) for generator in generators[first : first + together]]
+        bits = torch.from_numpy((some[0][np.newaxis] if together == 1 else np.stack(some)).view(np.int32))
+        _transform(target[first : first + len(some)], bits, deviations[first:][: len(some)], value)
 
 
 def _transform(target: Tensor, bits: Tensor, deviations: Tensor, value: float) -> None:

@@ -89,6 +89,8 @@ class ReplicaNorm(ReplicaLayer):
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
         """Target += scale · Σ_i factor_i · gradient of example i."""
+        if not self.names:
+            return
         if factors is None:
             factors = self._d.new_ones(self.batch.replicas, self.batch.width)
         for name, each in (self._gradients or self._of_examples()).items():
@@ -98,7 +100,7 @@ class ReplicaNorm(ReplicaLayer):
 
 
 class ReplicaBatchNorm(ReplicaNorm):
-    """K BatchNorm layers (Ioffe and Szegedy 2015) with the statistics of their own examples, rows of padding left out."""
+    """K BatchNorm layers (Ioffe and Szegedy 2015), each with the statistics of its own examples, without padding."""
 
     def __init__(self, original: nn.BatchNorm1d | nn.BatchNorm2d, prefix: str, batch: Batch) -> None:
         super().__init__(original, prefix, batch)

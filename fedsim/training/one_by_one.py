@@ -16,40 +16,40 @@ from torch import Tensor, nn
 
 from fedsim.errors import ModelError
 from fedsim.training.batches import ExampleClipping, LocalWork
-from fedsim.training.client import Client, CohortResult
-from fedsim.training.layout import Layout
+from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.noise import add_noise
 
 
-def train_one(
-    model: nn.Module, layout: Layout, start: Tensor, x: Tensor, y: Tensor, client: Client, work: LocalWork, into: CohortResult
-) -> None:
+def train_one(task: Task, client: Client, into: CohortResult) -> None:
     """Do the local work of one client, and write the result."""
-    own = copy.deepcopy(model).train()
-    own.load_state_dict(layout.unflatten(start), strict=False)
-    parameters = [parameter for parameter in own.parameters() if parameter.requires_grad]
+    layout, work = task.layout, task.work
+    model = copy.deepcopy(task.model).train()
+    model.load_state_dict(layout.unflatten(task.start), strict=False)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = _optimiser(parameters, work)
-    forward = own if work.example_dp is None else _per_example(own)
+    forward = model if work.example_dp is None else _per_example(model)
     noise = client.randomness.noise()
     total = 0.0
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus's hook on the first layer
         torch.manual_seed(int(client.batches.integers(2**63)))  # for dropout and its like
         for positions in client.schedule:
             rows = torch.from_numpy(client.rows[positions])
             optimiser.zero_grad()
             if len(rows):
-                losses = _losses(forward, x[rows], y[rows])
+                losses = _losses(forward, task.x[rows], task.y[rows])
                 total += float(losses.detach().sum())
                 (losses.mean() if work.example_dp is None else losses.sum()).backward()
+                _clear_padding(model)
             if work.example_dp is not None:
                 _privatise(parameters, len(rows), client.batch, work.example_dp, noise)
             if work.kind == "fedavg":
                 optimiser.step()
-    gradient = None
+    gradients = None
     if work.kind == "fedsgd":
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        gradient = torch.cat([each.reshape(-1) for each in gradients])
-    into.write(client, layout, start, layout.flatten(own.state_dict()), gradient, total)
+        each = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        gradients = torch.cat([gradient.reshape(-1) for gradient in each]).unsqueeze(0)
+    into.write(task, [client], layout.flatten(model.state_dict()).unsqueeze(0), gradients, [total])
 
 
 def _losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -90,17 +90,32 @@ def _privatise(parameters: list[nn.Parameter], count: int, batch: int, dp: Examp
 
 
 def _grad_sample(parameter: nn.Parameter, count: int) -> Tensor:
-    """(B, n): the gradients of one parameter; where it is used several times, Opacus gives one tensor for each use."""
-    sample = getattr(parameter, "grad_sample", None)
-    if sample is None:
+    """(B, n): the gradients of one parameter, checked: they must add up to the gradient of the whole batch.
+
+    Where a parameter is used in a way that Opacus does not know, its gradients would be missing or incomplete.
+    """
+    if parameter.grad is None:  # not used at all
         return torch.zeros(count, parameter.numel())
-    total: Tensor = sum(sample) if isinstance(sample, list) else sample
-    return total.detach().reshape(count, -1)
+    total = parameter.grad.reshape(-1)
+    found: Tensor | None = getattr(parameter, "grad_sample", None)
+    examples = torch.zeros(count, parameter.numel()) if found is None else found.detach().reshape(count, -1)
+    if (examples.sum(0) - total).norm() > 1e-3 * (examples.norm(dim=1).sum() + total.norm()):
+        raise ModelError(
+            f"Opacus cannot compute the gradients of single examples of a parameter of shape {tuple(parameter.shape)}: "
+            "use layers that it knows (Linear, Conv, Embedding, GroupNorm, LayerNorm) with example-level privacy"
+        )
+    return examples
+
+
+def _clear_padding(model: nn.Module) -> None:
+    """The padding token of an embedding has no gradient in PyTorch; in Opacus it has one."""
+    for module in model.modules():
+        sample = getattr(module.weight, "grad_sample", None) if isinstance(module, nn.Embedding) else None
+        if sample is not None and module.padding_idx is not None:
+            sample[:, module.padding_idx] = 0
 
 
 def _optimiser(parameters: list[nn.Parameter], work: LocalWork) -> torch.optim.Optimizer:
     if work.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=work.learning_rate, weight_decay=work.weight_decay)
-    return torch.optim.SGD(
-        parameters, lr=work.learning_rate, momentum=work.momentum, weight_decay=work.weight_decay
-    )
+    return torch.optim.SGD(parameters, lr=work.learning_rate, momentum=work.momentum, weight_decay=work.weight_decay)

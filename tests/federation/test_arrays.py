@@ -15,12 +15,14 @@ def test_a_record_is_a_view_and_comes_back_without_a_copy() -> None:
     flat = torch.arange(LAYOUT.size, dtype=torch.float32)
     record = to_record(flat, LAYOUT)
     assert tuple(record) == LAYOUT.names
+    assert all(isinstance(array, Array) for array in record.values())
+    assert np.array_equal(record["0.weight"].numpy(), flat[:15].reshape(3, 5).numpy())
     assert to_flat(record, LAYOUT) is flat
 
 
 def test_the_bytes_are_those_that_flower_writes() -> None:
     tensor = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    ours, flowers = TensorArray(tensor, tensor.flatten()), Array(tensor.numpy())
+    ours, flowers = TensorArray(tensor.flatten(), 0, (3, 4)), Array(tensor.numpy())
     assert (ours.dtype, ours.shape, ours.stype, ours.data) == (
         flowers.dtype,
         flowers.shape,

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a model may be trained as replicas is tried out, on a few examples.
+
+The layers of a model do not tell what its forward pass does between them. So it is run, as itself and as replicas, and
+what it computes is compared and watched.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedsim.errors import ModelError
+from fedsim.training.client import Task
+from fedsim.training.replicas import ReplicaModel
+
+_VECTOR = 32  # float32 that PyTorch computes at a time: two AVX-512 registers
+_WIDTH = 3  # examples of each of the two replicas in a trial
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was learnt of a model by running it on a few examples."""
+
+    reason: str | None
+    """Why it cannot be trained as replicas, if so."""
+    pointwise: frozenset[int] = frozenset()
+    """The numbers of elements, for one example, of the tensors that element-wise operations compute."""
+    elements: int = 0
+    """The numbers that are computed for one example, forwards and backwards."""
+
+    def guard(self, width: int) -> int:
+        """How many guard rows a batch of replicas of `width` examples needs: see `layers.Batch`."""
+        loose = [size for size in self.pointwise if width * size % _VECTOR]
+        return max((math.ceil(_VECTOR / size) for size in loose), default=0)
+
+
+def trial(task: Task) -> Trial:
+    """Run a model and its replicas on a few examples, forwards and backwards, and compare the outputs.
+
+    This finds what the list of layers cannot tell: random numbers, a layer that is used twice or never, a forward pass
+    that mixes the examples of a batch or counts on its size.
+    """
+    inputs = task.x[torch.arange(2 * _WIDTH) % len(task.x)]
+    with torch.random.fork_rng(devices=[]):
+        model = _loaded(task).train()
+        expected = torch.cat([_outputs(model, task, part) for part in inputs.split(_WIDTH)])
+        state, watch = torch.get_rng_state(), _Watch(2 * _WIDTH)
+        replicas = ReplicaModel(task.model, task.layout)
+        try:
+            outputs = _replica_outputs(replicas, task.start, inputs, watch)
+        except Exception as error:  # whatever a forward pass may do with a layer that is not the one it knows
+            return Trial(f"its forward pass does not take the examples of several replicas at once ({error})")
+        if not torch.equal(state, torch.get_rng_state()):
+            return Trial("its forward pass draws random numbers")
+    if any(layer.calls != 1 for layer in replicas.layers):
+        return Trial("a layer is used twice or never")
+    if not _same(outputs, expected):
+        return Trial("its forward pass mixes the examples of a batch")
+    return Trial(None, frozenset(watch.pointwise), watch.elements // (2 * _WIDTH))
+
+
+def mixes_examples(task: Task) -> str | None:
+    """By what the examples of a batch influence each other, so that none has a gradient of its own; None: they do not.
+
+    BatchNorm is found by its name, anything else by trying whether the outputs of an example depend on its company.
+    """
+    for name, module in task.model.named_modules():
+        if isinstance(module, _BatchNorm):
+            return f"layer '{name}' ({type(module).__name__})"
+    model = _loaded(task).eval()  # without dropout
+    inputs = task.x[: 2 * _WIDTH]
+    alone = torch.cat([_outputs(model, task, part) for part in inputs.split(1)])
+    return None if _same(_outputs(model, task, inputs), alone) else "the model's forward pass"
+
+
+def _loaded(task: Task) -> nn.Module:
+    """A copy of the model with the weights of the task."""
+    model = copy.deepcopy(task.model)
+    model.load_state_dict(task.layout.unflatten(task.start), strict=False)
+    return model
+
+
+def _outputs(model: nn.Module, task: Task, inputs: Tensor) -> Tensor:
+    """The outputs of the user's model, if they fit the data."""
+    try:
+        outputs: Tensor = model(inputs).detach()
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(f"the model does not take examples of shape {tuple(inputs.shape[1:])}: {error}") from error
+    labels = task.y.shape[1:]
+    if outputs.shape[:-1] != (len(inputs), *labels):
+        raise ModelError(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for labels of shape {tuple(labels)}: "
+            "it must give one number for each class, in the last dimension"
+        )
+    return outputs
+
+
+def _replica_outputs(replicas: ReplicaModel, start: Tensor, inputs: Tensor, watch: _Watch) -> Tensor:
+    """The outputs of two replicas with the same weights; their backward pass is run, and watched, too."""
+    weights = start.repeat(2, 1)
+    replicas.batch.resize(2, _WIDTH, 0)
+    replicas.batch.present = torch.ones(2, _WIDTH)
+    replicas.load_constants(start)
+    replicas.bind(weights, weights)
+    with watch:
+        outputs = replicas(inputs)
+        torch.autograd.backward(outputs, torch.ones_like(outputs))
+    return outputs.detach()
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether outputs are equal but for rounding."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes what the operations of a forward and backward pass compute, for each of `rows` examples."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rows = rows
+        self.elements = 0
+        self.pointwise: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not func.is_view:
+                self.elements += tensor.numel()
+                if torch.Tag.pointwise in func.tags and tensor.dim() and tensor.numel() % self._rows == 0:
+                    self._note(tensor.shape)
+        return result
+
+    def _note(self, shape: torch.Size) -> None:
+        if shape[0] % self._rows == 0:
+            self.pointwise.add(shape.numel() // self._rows)
+        elif len(shape) > 1 and shape[1] % self._rows == 0:  # sequence first: (T, K·B, ...)
+            self.pointwise.add(shape[1:].numel() // self._rows)

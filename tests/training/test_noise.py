@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise is Gaussian, and each replica's comes from its own stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedsim.randomness import stream
+from fedsim.training.layout import replica_rows
+from fedsim.training.noise import add_noise
+
+
+def draw(rows: int, length: int, deviation: float = 1.0, value: float = 1.0, seed: int = 0) -> torch.Tensor:
+    target = replica_rows(rows, length).zero_()
+    add_noise(target, [stream(seed, "noise", k) for k in range(rows)], torch.full((rows,), deviation), value)
+    return target
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 1001, 70_001, 200_000])
+def test_rows_do_not_depend_on_each_other(length):
+    together, fewer = draw(5, length), draw(2, length)
+    assert torch.equal(together[:2], fewer)
+    assert len({row.numpy().tobytes() for row in together}) == 5
+
+
+def test_the_distribution_is_normal():
+    numbers = draw(4, 250_001).double().numpy()
+    assert stats.kstest(numbers.ravel(), "norm").pvalue > 1e-3
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
+        spread = np.sqrt(float(stats.norm.moment(2 * power)) / numbers.size)
+        assert abs((numbers**power).mean() - moment) < 4.5 * spread
+    assert 4.4 < np.abs(numbers).max() < 6.7
+    for threshold in (3.0, 4.0):
+        expected = numbers.size * 2 * stats.norm.sf(threshold)
+        assert abs((np.abs(numbers) > threshold).sum() - expected) < 5 * np.sqrt(expected)
+
+
+def test_the_two_numbers_of_a_pair_are_independent():
+    row = draw(1, 400_000)[0].double().numpy()
+    cosines, sines = row[:200_000], row[200_000:]
+    for f in (lambda z: z, np.abs, lambda z: z**2):
+        assert abs(np.corrcoef(f(cosines), f(sines))[0, 1]) < 4.5 / np.sqrt(200_000)
+    assert abs(np.corrcoef(row[:-1], row[1:])[0, 1]) < 4.5 / np.sqrt(400_000)
+
+
+def test_steps_go_on_in_the_stream():
+    generator = [stream(0, "noise", 0)]
+    first, second = replica_rows(1, 100).zero_(), replica_rows(1, 100).zero_()
+    add_noise(first, generator, torch.ones(1))
+    add_noise(second, generator, torch.ones(1))
+    assert torch.equal(first, draw(1, 100))
+    assert abs(np.corrcoef(first[0], second[0])[0, 1]) < 0.45
+
+
+def test_scale_sign_and_addition():
+    target = torch.full((2, 50), 3.0)
+    add_noise(target, [stream(0, "noise", k) for k in range(2)], torch.tensor([1.0, 4.0]), -0.5)
+    unit = draw(2, 50)
+    torch.testing.assert_close(target, 3 - 0.5 * torch.tensor([[1.0], [4.0]]) * unit)
+
+
+def test_zero_bits_give_finite_numbers():
+    class Zeros:
+        bit_generator = property(lambda self: self)
+
+        def random_raw(self, count: int) -> np.ndarray:
+            return np.zeros(count, dtype=np.uint64)
+
+    target = torch.zeros(1, 9)
+    add_noise(target, [Zeros()], torch.ones(1))  # type: ignore[list-item]
+    assert target.abs().max() == pytest.approx(np.sqrt(2 * 32 * np.log(2)), rel=1e-5)
