@@ -7,6 +7,7 @@ one, so that a simulated client and a deployed one run the same code.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -49,6 +50,11 @@ def workplace(scenario_json: str) -> Workplace:
     return Workplace(scenario, dataset, partition, model, layout_of(model))
 
 
+def is_private(scenario: Scenario) -> bool:
+    """Whether the clients' defence makes a privacy claim."""
+    return scenario.defence.example_dp is not None or scenario.defence.client_dp is not None
+
+
 def local_work(scenario: Scenario, example_noise: float) -> LocalWork:
     """The local work that a scenario asks of a client."""
     client, example_dp = scenario.client, scenario.defence.example_dp
@@ -73,11 +79,11 @@ def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     """The replies of a cohort, in the order of the messages. A client that fails does not disturb the others."""
     place = workplace(str(contexts[0].run_config["scenario"]))
     replies: list[Message | None] = [None] * len(messages)
-    # A malicious server may send every client another model: those that got the same one are trained together.
-    same_model: dict[int, list[int]] = {}
+    # A malicious server may send every client something else: those that got the same are trained together.
+    same: dict[tuple[int, int], list[int]] = {}
     for position, message in enumerate(messages):
-        same_model.setdefault(id(message.content["arrays"]), []).append(position)
-    for positions in same_model.values():
+        same.setdefault((id(message.content["arrays"]), id(message.content["config"])), []).append(position)
+    for positions in same.values():
         group = [messages[i] for i in positions]
         clients = [int(contexts[i].node_config["partition-id"]) for i in positions]
         for i, reply in zip(positions, _answer_group(place, group, clients), strict=True):
@@ -90,7 +96,10 @@ def _answer_group(place: Workplace, messages: Sequence[Message], clients: Sequen
         return _train(place, messages, clients)
     except (FedsimError, ValueError, RuntimeError) as error:
         if len(messages) == 1:
-            return [error_reply(messages[0], str(error))]
+            # Why a client fails may be a fact about its data: under a claim the server is not told.
+            logging.getLogger("fedsim").info("client %d could not train: %s", clients[0], error)
+            reason = "the client could not train; its own log says why" if is_private(place.scenario) else str(error)
+            return [error_reply(messages[0], reason)]
         pairs = zip(messages, clients, strict=True)
         return [reply for message, client in pairs for reply in _answer_group(place, [message], [client])]
 

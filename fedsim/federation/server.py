@@ -150,6 +150,7 @@ def _received(
             norm=arrival.norm,
             examples=arrival.examples,
             loss=arrival.loss,
+            bit=arrival.bit,
             bytes=4 * arrival.row.numel(),
         )
         lines.append((line, arrival.row))

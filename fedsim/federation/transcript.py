@@ -43,6 +43,7 @@ class MessageLine:
     norm: float | None = None
     examples: int | None = None
     loss: float | None = None
+    bit: float | None = None
     bytes: int = 0
     sha256: str | None = None
     file: str | None = None

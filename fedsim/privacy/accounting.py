@@ -229,7 +229,10 @@ def _releases(steps: Steps) -> dict[Release, int]:
 def _account_pld(steps: Steps, delta: float, grid: Grid) -> Account:
     if all(_is_plain_gaussian(mechanism) for mechanism, _ in steps):
         return Account(gaussian_epsilon(_merged_sigma(steps), delta), "exact Gaussian (Balle & Wang 2018)")
-    return Account(composed_epsilon(_releases(steps), delta, grid), "PLD (dp-accounting, pessimistic)")
+    return Account(
+        composed_epsilon(_releases(steps), delta, grid),
+        "PLD (losses by dp-accounting, composed pessimistically by fedsim)",
+    )
 
 
 def _account_rdp(steps: Steps, delta: float) -> Account:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Account, Mechanism
@@ -24,6 +24,15 @@ OUTSIDER = "whoever sees the model after every round, but not who took part"
 _IDEAL = "the noise is drawn from the ideal distribution: effects of floating-point numbers are not counted"
 _NOTHING_ELSE = "nothing else that depends on the data is released: no training loss, no norm before clipping"
 _INDEPENDENT = "who takes part, and who fails, does not depend on anybody's data"
+_SEED = (
+    "this is a simulation: noise, batches and cohorts follow from the scenario's seed, which must stay secret, and no"
+    " other run with the same seed is released"
+)
+_ENCODED = {"breast_cancer", "csv", "text", "hub"}
+_PUBLIC_ENCODING = (
+    "how the data is encoded (means and scales of columns, categories, vocabulary) is public: agreed on beforehand,"
+    " not taken from the clients' rows, as this simulation takes it"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -103,7 +112,8 @@ def promises(scenario: Scenario, setting: Setting, noise: Noise) -> list[Promise
         made += _client_promises(scenario, defence.client_dp, setting, _given(noise.client, "client"))
     if defence.example_dp is not None:
         made.append(_example_promise(scenario, defence.example_dp, _given(noise.example, "example")))
-    return made
+    common = (_PUBLIC_ENCODING, _SEED) if scenario.data.source in _ENCODED else (_SEED,)
+    return [replace(promise, assumptions=(*promise.assumptions, *common)) for promise in made]
 
 
 def _given(sigma: float | None, unit: Unit) -> float:
@@ -146,7 +156,8 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
         assumptions=(
             "the unit is one example at one client; a record that several clients hold is a unit at each of them"
             + (" (here clients draw from the same rows, which stand for different people)" if sharing else ""),
-            "how many examples a client holds, and the batch sizes that follow from it, are public",
+            "how many examples a client holds is public, and so are the sampling rate and the number of steps; to"
+            " remove an example means that it contributes nothing, while these stay",
             *(("the client draws its batches in secret, each example independently",) if poisson else ()),
             _INDEPENDENT,
             _NOTHING_ELSE,

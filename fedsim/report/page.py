@@ -134,7 +134,7 @@ def _claim(claim: Spent | PrivacyClaim, label: str) -> Fact:
     if math.isinf(claim.epsilon):
         against = f" against {claim.observer}" if claim.observer else ""
         return Fact("Privacy", "no privacy claim", f"for a single {claim.unit}{against}", wide=True, alarming=True)
-    return Fact(label, f"ε = {words.epsilon(claim.epsilon)}", full_claim(claim), wide=True)
+    return Fact(label, f"ε ≤ {words.epsilon(claim.epsilon)}", full_claim(claim), wide=True)
 
 
 def _inks() -> str:

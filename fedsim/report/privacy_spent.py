@@ -121,7 +121,7 @@ def _drawing(run: RunFiles, lines: dict[Key, list[tuple[int, float]]]) -> Drawin
         legend_below(figure, axes, columns=1)
 
     last = "; ".join(
-        f"ε = {words.epsilon(points[-1][1])} at δ = {words.number(key[0])} per {key[1]} after round {points[-1][0]}"
+        f"ε ≤ {words.epsilon(points[-1][1])} at δ = {words.number(key[0])} per {key[1]} after round {points[-1][0]}"
         for key, points in lines.items()
     )
     return make_drawing(

@@ -121,6 +121,8 @@ def partition(run: RunFiles) -> Section | None:
             f" A client's mix of classes differs from theirs together by {_skew(picture):.2f} on average"
             " (total variation distance: 0 is the same mix, 1 is nothing in common)."
         )
+    if run.claims:
+        text += " This is the ground truth of a simulation: no claim covers it, and no server sees it."
     drawing = _partition_drawing(picture, _class_names(run, classes), heat=heat)
     return Section("partition", "The partition", (Paragraph(text), drawing))
 

@@ -8,7 +8,7 @@ the output gradients d (L, O) alone (Goodfellow 2015; Li et al. 2022, section 4)
     |G|² = |x|² |d|²  for L = 1,    |G|² = ⟨x xᵀ, d dᵀ⟩_F = Σ_lm ⟨x_l, x_m⟩⟨d_l, d_m⟩  in general.
 
 Where G itself has no more numbers than x and d together (small convolutions), G is computed instead (mixed ghost
-clipping, Bu et al. 2022): then it costs no extra memory, and the clipped sum is a weighted sum of what is there.
+clipping, Bu et al. 2022): then it costs no extra memory.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class Product:
         outputs, inputs = self._shape[2:]
         self._direct = self._length > 1 and inputs * outputs <= self._length * (inputs + outputs)
 
+    def _times(self, x: Tensor, d: Tensor) -> Tensor:
+        """Σ_l d_l x_lᵀ for each of n pairs (n, L, I), (n, L, O), as (n, O·I), or (n, I·O) where swapped."""
+        product = torch.bmm(x.transpose(1, 2), d) if self._swapped else torch.bmm(d.transpose(1, 2), x)
+        return product.flatten(1)
+
     @cached_property
     def _weight_of_examples(self) -> Tensor:
         """G of every example: (K, B, O·I), or (K, B, I·O) where swapped."""
-        x, d = self._x.flatten(0, 1), self._d.flatten(0, 1)
-        each = torch.bmm(x.transpose(1, 2), d) if self._swapped else torch.bmm(d.transpose(1, 2), x)
-        return each.view(*self._shape[:2], -1)
+        return self._times(self._x.flatten(0, 1), self._d.flatten(0, 1)).unflatten(0, self._shape[:2])
 
     @cached_property
     def _bias_of_examples(self) -> Tensor:
@@ -59,6 +62,11 @@ class Product:
             return self._d[:, :, 0]
         d = self._d.flatten(0, 1)
         return torch.bmm(ones(len(d), self._length), d).view(self._shape[:3])
+
+    def let_go(self) -> None:
+        """Forget the factors, if the gradients of the examples are there."""
+        if "_weight_of_examples" in vars(self):
+            self._x = self._d = torch.empty(0)
 
     def squared_norms(self, bias: bool) -> Tensor:
         """(K, B): the squared norm of each example's gradient of the weight and, if there is one, the bias."""
@@ -74,20 +82,20 @@ class Product:
         return norms.add_(squared_lengths(self._bias_of_examples)) if bias else norms
 
     def add_to(self, weight: Tensor, bias: Tensor | None, scale: float, factors: Tensor | None) -> None:
-        """Weight (K, O, ...) += scale · Σ_i factor_i G_i, and the same for bias (K, O); factors None: 1 each."""
+        """weight (K, O, ...) += scale · Σ_i factor_i G_i, and the same for bias (K, O); factors None: 1 each."""
         replicas, width, outputs, inputs = self._shape
         each = ones(replicas, width) if factors is None else factors.unsqueeze(1)
         if bias is not None:
             bias.add_(torch.bmm(each, self._bias_of_examples).squeeze(1), alpha=scale)
-        if self._direct:
-            total = torch.bmm(each, self._weight_of_examples)
-            if self._swapped:
-                total = total.view(replicas, inputs, outputs).transpose(1, 2).contiguous()
-            weight.add_(total.view(weight.shape), alpha=scale)
-            return
-        d = self._d if factors is None else self._d * factors[:, :, None, None]
-        x, d = self._x.flatten(1, 2), d.flatten(1, 2).transpose(1, 2)
-        if weight.dim() == 3 and outputs * inputs >= _LARGE:
-            weight.baddbmm_(d, x, alpha=scale)  # the step of SGD and the gradient are one operation
+        if "_weight_of_examples" in vars(self):  # the norms needed them
+            total = torch.bmm(each, self._weight_of_examples).squeeze(1)
         else:
-            weight.add_(torch.bmm(d, x).view(weight.shape), alpha=scale)
+            d = self._d if factors is None else self._d * factors[:, :, None, None]
+            x, d = self._x.flatten(1, 2), d.flatten(1, 2)
+            if weight.dim() == 3 and outputs * inputs >= _LARGE and not self._swapped:
+                weight.baddbmm_(d.transpose(1, 2), x, alpha=scale)  # the step of SGD and the gradient in one
+                return
+            total = self._times(x, d)
+        if self._swapped:
+            total = total.view(replicas, inputs, outputs).transpose(1, 2).contiguous()
+        weight.add_(total.view(weight.shape), alpha=scale)

@@ -164,7 +164,7 @@ def test_no_claim_is_said_plainly(make_run: Make, tmp_path: Path, defence: dict[
 
 def test_header_states_the_claim_in_full(dp_run: Path) -> None:
     text = header(dp_run)
-    assert "ε = 3.905" in text  # 1.234567 * sqrt(10) = 3.90404, rounded up
+    assert "ε ≤ 3.905" in text  # 1.234567 * sqrt(10) = 3.90404, rounded up
     assert "δ = 1e-05, per client, add/remove adjacency, observed by the server and whoever" in text
     assert "δ = 1e-05, per example, add/remove adjacency, observed by the server<" in text
 
