@@ -44,14 +44,14 @@ def test_a_run_that_has_only_begun(dp_run: Path) -> None:
     assert "0 of 10 planned rounds are done" in text
     assert "nothing has been accounted for yet" in text
     assert "The transcript holds no message yet." in text
-    assert "ε = " not in text
+    assert "ε ≤ " not in text
 
 
 def test_unfinished_run_says_so_and_shows_what_was_spent(report_of: Callable[[str], Path]) -> None:
     header = report_of("unfinished").read_text().partition("</header>")[0]
     assert "5 of 12 planned rounds are done" in header
     assert "Privacy spent so far, after round 5" in header
-    assert "ε = 2.761" in header  # 1.234567 * sqrt(5) = 2.76057
+    assert "ε ≤ 2.761" in header  # 1.234567 * sqrt(5) = 2.76057
     assert "The claims hold for all 12 planned rounds" in report_of("unfinished").read_text()
 
 
