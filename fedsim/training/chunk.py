@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.training.batches import BatchPlan
+from fedsim.training.batches import BatchPlan, ExampleClipping
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.layout import replica_rows
-from fedsim.training.noise import add_noise
+from fedsim.training.noise import write_noise
 from fedsim.training.optimisers import is_plain_sgd, optimiser_for
 from fedsim.training.replicas import ReplicaModel
 from fedsim.training.trial import Trial
@@ -38,8 +38,9 @@ class Chunk:
         shares = self._plan.shares(private=work.example_dp is not None) / self._labels[0, 0].numel()
         self._shares = shares.view(self._labels.shape[:2] + (1,) * (self._labels.dim() - 2))
         self._weights = replica_rows(count, layout.size).copy_(task.start)
-        # plain SGD is fused into the products that give the gradient, so that there is no gradient
-        self._fused = work.kind == "fedavg" and is_plain_sgd(work)
+        # Plain SGD is fused into the products that give the gradient, so that there is no gradient. Not so with noise:
+        # added to the weights before the gradient it would be rounded to their precision, in the worst case away.
+        self._fused = work.kind == "fedavg" and is_plain_sgd(work) and work.example_dp is None
         self._gradient = self._weights if self._fused else replica_rows(count, layout.size)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
@@ -74,10 +75,13 @@ class Chunk:
         model, work = self._model, self._task.work
         count = model.batch.replicas
         self._backpropagate(step)
-        if not self._fused:
-            self._gradient[:count].zero_()
         scale = -work.learning_rate if self._fused else 1.0
-        factors = self._privatise(active, scale) if work.example_dp is not None else None
+        factors = None
+        if work.example_dp is not None:
+            self._begin_with_noise(active, work.example_dp)
+            factors = self._clipping_factors(work.example_dp)
+        elif not self._fused:
+            self._gradient[:count].zero_()
         for layer in model.layers:
             layer.add_gradient(scale, factors)
         if work.kind == "fedavg" and not self._fused:
@@ -107,20 +111,31 @@ class Chunk:
             gradient = torch.cat([gradient, gradient.new_zeros(batch.guard, *gradient.shape[1:])])
         torch.autograd.backward(outputs, gradient)
 
-    def _privatise(self, active: int, scale: float) -> Tensor:
-        """Add the noise, and return what each example's gradient counts for: (K, B), min(1, C/|g_i|)/B."""
-        dp = self._task.work.example_dp
-        assert dp is not None
-        batch, parameters = self._model.batch, self._model.layout.parameters
-        sizes = self._batch_sizes[: batch.replicas]
+    def _begin_with_noise(self, active: int, dp: ExampleClipping) -> None:
+        """Set the gradients of the active clients to σC·N(0, I)/B, to which the clipped sums are then added."""
+        count, parameters = self._model.batch.replicas, self._model.layout.parameters
+        if not dp.noise_multiplier:
+            self._gradient[:count].zero_()
+            return
+        deviations = dp.noise_multiplier * dp.clipping_norm / self._batch_sizes[:active]
+        write_noise(self._gradient[:active, :parameters], self._noise[:active], deviations)
+        self._gradient[active:count].zero_()
+        self._gradient[:count, parameters:].zero_()
+
+    def _clipping_factors(self, dp: ExampleClipping) -> Tensor:
+        """What each example's gradient counts for: (K, B), min(1, C/|g_i|)/B."""
+        batch = self._model.batch
         squares = torch.zeros(batch.replicas, batch.width)
         for layer in self._model.layers:  # one after the other: a sum over all would be divided as K suggests
             squares += layer.squared_norms()
-        if dp.noise_multiplier:
-            deviations = dp.noise_multiplier * dp.clipping_norm / sizes[:active]
-            add_noise(self._gradient[:active, :parameters], self._noise[:active], deviations, scale)
+        broken = ~squares.isfinite()
+        if broken.any():
+            # A gradient that is not finite has no direction to be scaled down, and 0·∞ is no number: it counts as zero.
+            for layer in self._model.layers:
+                layer.forget(broken)
+            squares.masked_fill_(broken, 0)
         factors = dp.clipping_norm / squares.sqrt_().clamp_min_(1e-30)
-        return factors.clamp_max_(1).mul_(batch.present).div_(sizes.unsqueeze(1))
+        return factors.clamp_max_(1).mul_(batch.present).div_(self._batch_sizes[: batch.replicas].unsqueeze(1))
 
     def _finish(self, remaining: int, active: int, into: CohortResult) -> None:
         """Write the results of the clients in rows remaining..active-1."""

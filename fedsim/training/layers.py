@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.training.ghost import Product
+from fedsim.training.ghost import Product, bounded_squares
 
 
 class Batch:
@@ -111,6 +111,10 @@ class ReplicaLayer:
         """(K, B): the squared norm of each example's gradient of this layer's weights."""
         raise NotImplementedError
 
+    def forget(self, examples: Tensor) -> None:
+        """Take the gradients of these examples, (K, B) bool, for zero: they are not finite."""
+        raise NotImplementedError
+
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
         """Target += scale · Σ_i factor_i · gradient of example i, for weight and bias; without factors: 1 each."""
         raise NotImplementedError
@@ -143,6 +147,12 @@ class ReplicaMap(ReplicaLayer):
         """(K, B), by the factors or by the gradients, whichever are smaller."""
         self._kept = self._product()
         return self._kept.squared_norms(self.bias is not None)
+
+    def forget(self, examples: Tensor) -> None:
+        """Take their gradients for zero."""
+        for factor in (self._x, self._d):
+            factor.unflatten(1, (self.batch.width, -1))[examples] = 0
+        self._kept = None
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
         """Target += scale · Σ_i factor_i · gradient of example i."""
@@ -223,12 +233,16 @@ class ReplicaEmbedding(ReplicaLayer):
         """Σ_tu [token t = token u] ⟨d_t, d_u⟩: a table's gradient is the product of one-hot inputs and d."""
         shape = (self.batch.replicas * self.batch.width, -1)
         tokens, d = self._tokens.reshape(shape), self._d.reshape(*shape, self._d.shape[2])
-        same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        norms = torch.bmm(d, d.transpose(1, 2)).mul_(same).flatten(1).sum(1).clamp_min_(0)
-        return norms.view(self.batch.replicas, self.batch.width)
+        grams = torch.bmm(d.double(), d.double().transpose(1, 2)).mul_(tokens.unsqueeze(2) == tokens.unsqueeze(1))
+        spread = torch.linalg.vector_norm(d, dim=-1).sum(1)
+        return bounded_squares(grams, spread, d.shape[1]).view(self.batch.replicas, self.batch.width)
+
+    def forget(self, examples: Tensor) -> None:
+        """Take their gradients for zero."""
+        self._d.unflatten(1, (self.batch.width, -1))[examples] = 0
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """target[token t] += scale · factor · d_t."""
+        """Add scale · factor · d_t to the row of token t."""
         d = self._d * scale
         if factors is not None:
             d.view(self.batch.replicas, self.batch.width, -1).mul_(factors.unsqueeze(2))

@@ -87,6 +87,12 @@ class ReplicaNorm(ReplicaLayer):
         lengths = [squared_lengths(each) for each in self._gradients.values()]
         return lengths[0] if len(lengths) == 1 else lengths[0] + lengths[1]
 
+    def forget(self, examples: Tensor) -> None:
+        """Take their gradients for zero."""
+        for factor in (self._x, self._d):
+            factor.unflatten(1, (self.batch.width, -1))[examples] = 0
+        self._gradients = None
+
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
         """Target += scale · Σ_i factor_i · gradient of example i."""
         if not self.names:

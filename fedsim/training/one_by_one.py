@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedsim.errors import ModelError
 from fedsim.training.batches import ExampleClipping, LocalWork
 from fedsim.training.client import Client, CohortResult, Task
-from fedsim.training.noise import add_noise
+from fedsim.training.noise import write_noise
 
 
 def train_one(task: Task, client: Client, into: CohortResult) -> None:
@@ -80,10 +80,13 @@ def _privatise(parameters: list[nn.Parameter], count: int, batch: int, dp: Examp
     flat = torch.zeros(1, sum(parameter.numel() for parameter in parameters))
     if count:
         examples = torch.cat([_grad_sample(parameter, count) for parameter in parameters], dim=1)
+        examples[~examples.norm(dim=1).isfinite()] = 0  # no direction to scale down: it counts as zero
         factors = (dp.clipping_norm / examples.norm(dim=1).clamp_min(1e-30)).clamp_max(1)
         flat += factors @ examples / batch
     if dp.noise_multiplier:
-        add_noise(flat, [noise], torch.tensor([dp.noise_multiplier * dp.clipping_norm / batch]))
+        drawn = torch.empty_like(flat)
+        write_noise(drawn, [noise], torch.tensor([dp.noise_multiplier * dp.clipping_norm / batch]))
+        flat += drawn
     for parameter, gradient in zip(parameters, flat[0].split([p.numel() for p in parameters]), strict=True):
         parameter.grad = gradient.view_as(parameter).clone()
         parameter.grad_sample = None  # type: ignore[attr-defined]

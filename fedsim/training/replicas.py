@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -120,4 +121,4 @@ class ReplicaModel:
         """Let go of the inputs and gradients of the last step."""
         for layer in self.layers:
             for name in [name for name, kept in vars(layer).items() if isinstance(kept, Tensor)]:
-                delattr(layer, name)
+                setattr(layer, name, torch.empty(0))

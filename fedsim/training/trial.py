@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.errors import ModelError
@@ -46,16 +47,17 @@ def trial(task: Task) -> Trial:
     """Run a model and its replicas on a few examples, forwards and backwards, and compare the outputs.
 
     This finds what the list of layers cannot tell: random numbers, a layer that is used twice or never, a forward pass
-    that mixes the examples of a batch or counts on its size.
+    that mixes the examples of a batch or of different replicas, or counts on the batch's size. Weights and inputs are
+    perturbed, the two replicas differently, so that neither a zero nor a coincidence can hide anything.
     """
-    inputs = task.x[torch.arange(2 * _WIDTH) % len(task.x)]
+    inputs, weights = _inputs(task), torch.stack([_perturbed(task, seed) for seed in (1, 2)])
     with torch.random.fork_rng(devices=[]):
-        model = _loaded(task).train()
-        expected = torch.cat([_outputs(model, task, part) for part in inputs.split(_WIDTH)])
+        models = [_loaded(task, own).train() for own in weights]
+        expected = torch.cat([_outputs(m, task, part) for m, part in zip(models, inputs.split(_WIDTH), strict=True)])
         state, watch = torch.get_rng_state(), _Watch(2 * _WIDTH)
         replicas = ReplicaModel(task.model, task.layout)
         try:
-            outputs = _replica_outputs(replicas, task.start, inputs, watch)
+            outputs = _replica_outputs(replicas, task.start, weights, inputs, watch)
         except Exception as error:  # whatever a forward pass may do with a layer that is not the one it knows
             return Trial(f"its forward pass does not take the examples of several replicas at once ({error})")
         if not torch.equal(state, torch.get_rng_state()):
@@ -70,21 +72,43 @@ def trial(task: Task) -> Trial:
 def mixes_examples(task: Task) -> str | None:
     """By what the examples of a batch influence each other, so that none has a gradient of its own; None: they do not.
 
-    BatchNorm is found by its name, anything else by trying whether the outputs of an example depend on its company.
+    BatchNorm is found by its name, anything else by trying, in training mode but without dropout, whether the outputs
+    of an example depend on its company; with perturbed weights and inputs, as in a trial.
     """
     for name, module in task.model.named_modules():
         if isinstance(module, _BatchNorm):
             return f"layer '{name}' ({type(module).__name__})"
-    model = _loaded(task).eval()  # without dropout
-    inputs = task.x[: 2 * _WIDTH]
+    model, inputs = _loaded(task, _perturbed(task, 1)).train(), _inputs(task)
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.eval()
     alone = torch.cat([_outputs(model, task, part) for part in inputs.split(1)])
     return None if _same(_outputs(model, task, inputs), alone) else "the model's forward pass"
 
 
-def _loaded(task: Task) -> nn.Module:
-    """A copy of the model with the weights of the task."""
+def _inputs(task: Task) -> Tensor:
+    """A few examples that differ: rows from all over the data, with noise; tokens drawn from those that occur."""
+    rng = torch.Generator().manual_seed(0)
+    rows: Tensor = task.x[torch.linspace(0, len(task.x) - 1, 2 * _WIDTH).long()]
+    if rows.is_floating_point():
+        return rows + 0.3 * (rows.std() + 0.1) * torch.randn(rows.shape, generator=rng)
+    tokens: Tensor = task.x[:100].unique()
+    return tokens[torch.randint(len(tokens), rows.shape, generator=rng)]
+
+
+def _perturbed(task: Task, seed: int) -> Tensor:
+    """The start weights (P,) with noise on every parameter, in proportion to its own size, and on zeros too."""
+    rng, weights = torch.Generator().manual_seed(seed), task.start.clone()
+    for name, view in list(task.layout.unflatten(weights).items()):
+        if name in dict(task.model.named_parameters()):
+            view += (0.3 * view.square().mean().sqrt() + 0.02) * torch.randn(view.shape, generator=rng)
+    return weights
+
+
+def _loaded(task: Task, weights: Tensor) -> nn.Module:
+    """A copy of the model with these weights."""
     model = copy.deepcopy(task.model)
-    model.load_state_dict(task.layout.unflatten(task.start), strict=False)
+    model.load_state_dict(task.layout.unflatten(weights), strict=False)
     return model
 
 
@@ -103,12 +127,12 @@ def _outputs(model: nn.Module, task: Task, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def _replica_outputs(replicas: ReplicaModel, start: Tensor, inputs: Tensor, watch: _Watch) -> Tensor:
-    """The outputs of two replicas with the same weights; their backward pass is run, and watched, too."""
-    weights = start.repeat(2, 1)
+def _replica_outputs(replicas: ReplicaModel, start: Tensor, weights: Tensor, inputs: Tensor, watch: _Watch) -> Tensor:
+    """The outputs of two replicas with weights (2, P); their backward pass is run, and watched, too."""
     replicas.batch.resize(2, _WIDTH, 0)
     replicas.batch.present = torch.ones(2, _WIDTH)
     replicas.load_constants(start)
+    weights = weights.clone()  # BatchNorm changes its statistics
     replicas.bind(weights, weights)
     with watch:
         outputs = replicas(inputs)

@@ -10,12 +10,12 @@ from scipy import stats
 
 from fedsim.randomness import stream
 from fedsim.training.layout import replica_rows
-from fedsim.training.noise import add_noise
+from fedsim.training.noise import write_noise
 
 
-def draw(rows: int, length: int, deviation: float = 1.0, value: float = 1.0, seed: int = 0) -> torch.Tensor:
+def draw(rows: int, length: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
     target = replica_rows(rows, length).zero_()
-    add_noise(target, [stream(seed, "noise", k) for k in range(rows)], torch.full((rows,), deviation), value)
+    write_noise(target, [stream(seed, "noise", k) for k in range(rows)], torch.full((rows,), deviation))
     return target
 
 
@@ -49,26 +49,35 @@ def test_the_two_numbers_of_a_pair_are_independent():
 def test_steps_go_on_in_the_stream():
     generator = [stream(0, "noise", 0)]
     first, second = replica_rows(1, 100).zero_(), replica_rows(1, 100).zero_()
-    add_noise(first, generator, torch.ones(1))
-    add_noise(second, generator, torch.ones(1))
+    write_noise(first, generator, torch.ones(1))
+    write_noise(second, generator, torch.ones(1))
     assert torch.equal(first, draw(1, 100))
     assert abs(np.corrcoef(first[0], second[0])[0, 1]) < 0.45
 
 
-def test_scale_sign_and_addition():
+def test_scale():
     target = torch.full((2, 50), 3.0)
-    add_noise(target, [stream(0, "noise", k) for k in range(2)], torch.tensor([1.0, 4.0]), -0.5)
-    unit = draw(2, 50)
-    torch.testing.assert_close(target, 3 - 0.5 * torch.tensor([[1.0], [4.0]]) * unit)
+    write_noise(target, [stream(0, "noise", k) for k in range(2)], torch.tensor([1.0, 4.0]))
+    torch.testing.assert_close(target, torch.tensor([[1.0], [4.0]]) * draw(2, 50))
 
 
-def test_zero_bits_give_finite_numbers():
-    class Zeros:
-        bit_generator = property(lambda self: self)
+class Extreme:
+    """Bits that are all zero, which is the far end of the tail, and then one more number."""
 
-        def random_raw(self, count: int) -> np.ndarray:
-            return np.zeros(count, dtype=np.uint64)
+    bit_generator = property(lambda self: self)
 
+    def __init__(self, more: float) -> None:
+        self.more = more
+
+    def random_raw(self, count: int) -> np.ndarray:
+        return np.zeros(count, dtype=np.uint64)
+
+    def random(self) -> float:
+        return self.more
+
+
+@pytest.mark.parametrize(("more", "bits"), [(0.0, 31 + 54), (2.0**-20, 31 + 20), (0.5, 32)])
+def test_the_tail_goes_beyond_what_a_word_can_say(more: float, bits: int):
     target = torch.zeros(1, 9)
-    add_noise(target, [Zeros()], torch.ones(1))  # type: ignore[list-item]
-    assert target.abs().max() == pytest.approx(np.sqrt(2 * 32 * np.log(2)), rel=1e-5)
+    write_noise(target, [Extreme(more)], torch.ones(1))  # type: ignore[list-item]
+    assert target.abs().max() == pytest.approx(np.sqrt(2 * bits * np.log(2)), rel=1e-5)
