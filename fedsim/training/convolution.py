@@ -13,7 +13,8 @@ belongs, and PyTorch's pooling is several times faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,6 @@ class ReplicaConv(ReplicaLayer):
         super().bind(weights, targets)
         if self._flat:
             self.weight, self.weight_target = self.weight.unsqueeze(3), self.weight_target.unsqueeze(3)
-        self._examples: Tensor | None = None
 
     def compute(self, x: Tensor) -> Tensor:
         """Patches times kernels."""
@@ -48,17 +48,18 @@ class ReplicaConv(ReplicaLayer):
         self._shape = image.shape
         top, left = self._padding
         image = F.pad(image, (0, 0, left, left, top, top)) if top or left else image.contiguous()
-        self._windows = self._look(self.batch.by_replica(image, self.batch.width, -1, *image.shape[1:]))
+        self._image = self.batch.by_replica(image, self.batch.width, -1, *image.shape[1:])
+        self._windows = self._look(self._image)
         replicas, outputs = self.weight.shape[:2]
         y = self.batch.new(x, image.shape[0], *self._out, outputs)
         into = self.batch.by_replica(y, self.batch.width, -1, outputs)
-        kernels = self.weight.permute(0, 3, 4, 2, 1).reshape(replicas, -1, outputs)  # (K, h·w·C, O)
-        for kernel, windows, output in self._pieces(kernels.unbind(), self._windows, into):
+        kernels = self.weight.permute(0, 3, 4, 2, 1).reshape(replicas, -1, outputs).unbind()  # each (h·w·C, O)
+        for k, windows, output in self._pieces(self._windows, into):
             patches = self._patches(windows)
             if self._narrow:
-                torch.bmm(patches, kernel.expand(patches.shape[0], -1, -1), out=output)
+                torch.bmm(patches, kernels[k].expand(patches.shape[0], -1, -1), out=output)
             else:
-                torch.mm(patches.flatten(0, 1), kernel, out=output.flatten(0, 1))
+                torch.mm(patches.flatten(0, 1), kernels[k], out=output.flatten(0, 1))
         if self.bias is not None:
             into.add_(self.bias[:, None, None])
         output = y.permute(0, 3, 1, 2)
@@ -77,29 +78,25 @@ class ReplicaConv(ReplicaLayer):
         self._inputs, self._positions = math.prod(windows.shape[5:]), math.prod(windows.shape[2:5])
         # few input channels: it is faster to copy along the rows of the image, and the matrix lies transposed
         self._narrow = taps[1] * channels < self._out[1] and image.shape[2] == 1
-        self._scratch: dict[int, Tensor] = {}
         return windows.permute(0, 1, 5, 6, 7, 2, 3, 4) if self._narrow else windows
 
-    def _pieces(self, of_replicas: Iterable[Tensor], *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        """What belongs to a replica, and the parts of tensors (K, B, ...) that are computed at a time.
+    def _pieces(self, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Each replica k, and what of its examples in tensors (K, B, ...) is computed at a time.
 
-        How many examples are a part is a question of their size alone, not of the other replicas.
+        How many examples these are is a question of their size alone, not of the other replicas.
         """
-        parts = math.ceil(self.batch.width * self._positions * self._inputs / _SCRATCH)
+        parts = min(self.batch.width, math.ceil(self.batch.width * self._positions * self._inputs / _SCRATCH))
         size = math.ceil(self.batch.width / parts)
-        for own, *replica in zip(of_replicas, *(tensor.unbind() for tensor in tensors), strict=True):
+        for k, replica in enumerate(zip(*(tensor.unbind() for tensor in tensors), strict=True)):
             if parts == 1:
-                yield own, *replica
+                yield k, *replica
             else:
                 for piece in zip(*(each.split(size) for each in replica), strict=True):
-                    yield own, *piece
+                    yield k, *piece
 
     def _patches(self, windows: Tensor) -> Tensor:
         """(b, L, h·w·C): the patches under some windows, copied; they are overwritten by the next ones."""
-        count = windows.shape[0]
-        if count not in self._scratch:
-            self._scratch[count] = windows.new_empty(windows.shape)
-        copied = self._scratch[count].copy_(windows)
+        copied, count = self.batch.scratch(windows.shape).copy_(windows), windows.shape[0]
         if self._narrow:
             return copied.view(count, self._inputs, self._positions).transpose(1, 2)
         return copied.view(count, self._positions, self._inputs)
@@ -128,21 +125,68 @@ class ReplicaConv(ReplicaLayer):
 
     def squared_norms(self) -> Tensor:
         """(K, B), by the factors or by the gradients, whichever are smaller."""
-        norms = self._d.new_empty(self.batch.replicas, self.batch.width)
-        if self._narrow:
-            self._examples = self._outer_products()
-            torch.linalg.vector_norm(self._examples, dim=2, out=norms).square_()
+        self.examples = {}
+        if self._narrow or ghost.are_small(self._positions, self._inputs, self._d.shape[3]):
+            self.examples["weight"] = self._gradients()
+            norms = ghost.squared_lengths(self.examples["weight"])
         else:
-            for windows, d, into in self._pieces(self._windows.unbind(), self._windows, self._d, norms):
+            norms = self._d.new_empty(self.batch.replicas, self.batch.width)
+            for _, windows, d, into in self._pieces(self._windows, self._d, norms):
                 into.copy_(ghost.squared_norms(self._patches(windows), d))
         if self.bias is not None:
-            norms.add_(ghost.squared_lengths(self._bias_of_examples()))
+            self.examples["bias"] = self._bias_gradients()
+            norms.add_(ghost.squared_lengths(self.examples["bias"]))
         return norms
 
-    def _outer_products(self) -> Tensor:
-        """(K, B, h·w·C·O): the gradients of every example; with few input channels these are few numbers."""
-        shape = (self.batch.replicas, self.batch.width, self._inputs, self._d.shape[3])
-        examples = self._d.new_empty(shape)
-        for into, windows, d in self._pieces(self._windows.unbind(), self._windows, self._d):
-            pass
-        return examples.flatten(2)
+    def forget(self, examples: Tensor) -> None:
+        """Take their gradients for zero."""
+        super().forget(examples)
+        self._image[examples] = 0
+        self._d[examples] = 0
+
+    def _gradients(self) -> Tensor:
+        """(K, B, O·h·w·C): the gradients of every example, or (K, B, h·w·C·O) where the patches lie transposed."""
+        outputs = self._d.shape[3]
+        shape = (self._inputs, outputs) if self._narrow else (outputs, self._inputs)
+        found = self._d.new_empty(*self._d.shape[:2], *shape)
+        for _, windows, d, into in self._pieces(self._windows, self._d, found):
+            x = self._patches(windows)
+            first, second = (x, d) if self._narrow else (d, x)
+            torch.bmm(first.transpose(1, 2), second, out=into)
+        return found.flatten(2)
+
+    def _bias_gradients(self) -> Tensor:
+        """(K, B, O): the gradients of every example."""
+        return ghost.sum_of_positions(self._d.flatten(0, 1)).view(*self._d.shape[:2], -1)
+
+    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
+        """Add scale · Σ_i factor_i · gradient of example i to the targets; without factors: 1 each."""
+        examples = self.examples if factors is not None else {}
+        if self._narrow or "weight" in examples:
+            total = ghost.weighted_sum(examples["weight"] if examples else self._gradients(), factors)
+        else:
+            total = self._sum(self._d if factors is None else self._d * factors[:, :, None, None])
+        replicas, outputs, channels, *taps = self.weight.shape
+        if self._narrow:
+            total = total.view(replicas, *taps, channels, outputs).permute(0, 4, 3, 1, 2)
+        else:
+            total = total.view(replicas, outputs, *taps, channels).permute(0, 1, 4, 2, 3)
+        self.weight_target.add_(total, alpha=scale)
+        if self.bias_target is not None:
+            rows = examples["bias"] if examples else self._bias_gradients()
+            self.bias_target.add_(ghost.weighted_sum(rows, factors), alpha=scale)
+
+    def _sum(self, d: Tensor) -> Tensor:
+        """(K, O, h·w·C): the sum of the gradients of all examples of each replica."""
+        total = d.new_zeros(self.batch.replicas, d.shape[3], self._inputs)
+        totals = total.unbind()
+        for k, windows, some in self._pieces(self._windows, d):
+            totals[k].addmm_(some.flatten(0, 1).t(), self._patches(windows).flatten(0, 1))
+        return total
+
+
+def _two(value: int | tuple[int, ...]) -> tuple[int, int]:
+    """A setting of both dimensions; of a convolution of one dimension, 1 for the height."""
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[1]) if len(value) == 2 else (1, value[0])

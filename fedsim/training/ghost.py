@@ -46,19 +46,25 @@ def sum_of_positions(d: Tensor) -> Tensor:
     return d.squeeze(1) if d.shape[1] == 1 else torch.bmm(ones(*d.shape[:2]), d).squeeze(1)
 
 
-def outer_products(x: Tensor, d: Tensor) -> Tensor:
-    """G = Σ_l d_l x_lᵀ of n examples, (n, L, I) and (n, L, O), as (n, I·O) or (n, O·I), whichever is faster."""
-    transposed = x.stride(2) != 1 and x.shape[2] > 1  # x lies transposed in memory
-    product = torch.bmm(x.transpose(1, 2), d) if transposed else torch.bmm(d.transpose(1, 2), x)
-    return product.flatten(1)
+def are_small(length: int, inputs: int, outputs: int) -> bool:
+    """Whether the gradients of examples have no more numbers than their factors, so that they may be computed."""
+    return length > 1 and inputs * outputs <= length * (inputs + outputs)
 
 
 def squared_norms(x: Tensor, d: Tensor) -> Tensor:
-    """(n,): |Σ_l d_l x_lᵀ|² of n examples, (n, L, I) and (n, L, O)."""
-    length, inputs, outputs = x.shape[1], x.shape[2], d.shape[2]
-    if length == 1:
+    """(n,): |Σ_l d_l x_lᵀ|² of n examples, (n, L, I) and (n, L, O), from the factors alone."""
+    if x.shape[1] == 1:
         return squared_lengths(x[:, 0]).mul_(squared_lengths(d[:, 0]))
-    if inputs * outputs <= length * (inputs + outputs):
-        return squared_lengths(outer_products(x, d))
-    grams = torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(d, d.transpose(1, 2)))
-    return sum_of_positions(grams.flatten(1).unsqueeze(2)).squeeze(1).clamp_min_(0)
+    spread = torch.linalg.vector_norm(x, dim=-1).mul_(torch.linalg.vector_norm(d, dim=-1)).sum(1)
+    x, d = x.double(), d.double()
+    return bounded_squares(torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(d, d.transpose(1, 2))), spread)
+
+
+def bounded_squares(grams: Tensor, spread: Tensor) -> Tensor:
+    """(n,): (√(Σ of grams (n, L, L)) + L·u·spread)², at least |G|² of the gradient as it will be computed.
+
+    Where the terms d_l x_lᵀ nearly cancel, G is summed up later in single precision, with an error of at most L·u times
+    the sum of their norms (`spread`), u = 2⁻²⁴. A norm without this would be smaller than what it is to bound.
+    """
+    exact = grams.flatten(1).sum(1).clamp_min_(0).sqrt_()
+    return exact.add_(spread, alpha=grams.shape[1] * 2.0**-24).square_().to(spread.dtype)

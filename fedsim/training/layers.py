@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.training.ghost import Product, bounded_squares
+from fedsim.training import ghost
+
+_LARGE = 1 << 14  # weights from which a product is best added in place, which PyTorch does replica by replica
 
 
 class Batch:
@@ -28,6 +30,7 @@ class Batch:
     def __init__(self) -> None:
         self.present = torch.empty(0)
         self.anchor = torch.zeros((), requires_grad=True)  # makes autograd call the first layer's backward too
+        self._scratch = torch.empty(0)
         self.resize(1, 1, 0)
 
     def resize(self, replicas: int, width: int, guard: int) -> None:
@@ -40,6 +43,13 @@ class Batch:
         if self.guard:
             tensor = tensor[: tensor.shape[0] // self.rows * (self.rows - self.guard)]
         return tensor.reshape(self.replicas, *shape)
+
+    def scratch(self, shape: torch.Size) -> Tensor:
+        """Memory for a result that is used at once: all layers share it, so that it stays in the cache."""
+        count = shape.numel()
+        if self._scratch.numel() < count:
+            self._scratch = torch.empty(count)
+        return self._scratch[:count].view(shape)
 
     def new(self, like: Tensor, *shape: int) -> Tensor:
         """An uninitialised tensor (rows·m, ...) whose guard rows are zero."""
@@ -80,6 +90,8 @@ class ReplicaLayer:
         self.batch = batch
         self.calls = 0
 
+        self.examples: dict[str, Tensor] = {}  # gradients (K, B, n) of every example, where these are few numbers
+
     def bind(self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
         """Use these tensors, (K, *shape) by full name."""
         if "weight" in self.names:
@@ -113,10 +125,11 @@ class ReplicaLayer:
 
     def forget(self, examples: Tensor) -> None:
         """Take the gradients of these examples, (K, B) bool, for zero: they are not finite."""
-        raise NotImplementedError
+        for each in self.examples.values():
+            each[examples] = 0
 
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """Target += scale · Σ_i factor_i · gradient of example i, for weight and bias; without factors: 1 each."""
+        """Add scale · Σ_i factor_i · gradient of example i to the targets; without factors: 1 each."""
         raise NotImplementedError
 
 
@@ -132,35 +145,7 @@ class Slot(nn.Module):
         return self.layer(x)
 
 
-class ReplicaMap(ReplicaLayer):
-    """A linear map at L positions: its gradients are those of a `Product` of inputs and output gradients."""
-
-    _x: Tensor
-    _d: Tensor
-    _kept: Product | None = None
-
-    def _product(self) -> Product:
-        """The gradients as their factors, (K, B, L, I) and (K, B, L, O)."""
-        raise NotImplementedError
-
-    def squared_norms(self) -> Tensor:
-        """(K, B), by the factors or by the gradients, whichever are smaller."""
-        self._kept = self._product()
-        return self._kept.squared_norms(self.bias is not None)
-
-    def forget(self, examples: Tensor) -> None:
-        """Take their gradients for zero."""
-        for factor in (self._x, self._d):
-            factor.unflatten(1, (self.batch.width, -1))[examples] = 0
-        self._kept = None
-
-    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """Target += scale · Σ_i factor_i · gradient of example i."""
-        product, self._kept = self._kept or self._product(), None
-        product.add_to(self.weight_target, self.bias_target, scale, factors)
-
-
-class ReplicaLinear(ReplicaMap):
+class ReplicaLinear(ReplicaLayer):
     """K linear layers: y = x Wᵀ + b, at one position or at every position of a sequence."""
 
     def compute(self, x: Tensor) -> Tensor:
@@ -184,7 +169,7 @@ class ReplicaLinear(ReplicaMap):
         all replicas share W (the first step) it is transposed once, and else the small x is transposed: W xᵀ.
         """
         x, weight = self._x, self.weight
-        if weight[0].numel() >= 1 << 14 and 8 <= x.shape[1] <= 48:
+        if weight[0].numel() >= _LARGE and 8 <= x.shape[1] <= 48:
             if weight.stride(0) == 0:
                 return torch.bmm(x, weight[0].t().contiguous().expand(len(x), -1, -1), out=into)
             return torch.bmm(weight, x.transpose(1, 2).contiguous()).transpose(1, 2)
@@ -200,9 +185,48 @@ class ReplicaLinear(ReplicaMap):
         torch.bmm(self._d, self.weight, out=self.batch.by_replica(gradient, -1, self._shape[-1]))
         return gradient
 
-    def _product(self) -> Product:
+    def _by_example(self) -> tuple[Tensor, Tensor]:
+        """The factors x (K·B, L, I) and d (K·B, L, O)."""
+        shape = (self.batch.replicas * self.batch.width, -1)
+        return self._x.view(*shape, self._x.shape[2]), self._d.view(*shape, self._d.shape[2])
+
+    def squared_norms(self) -> Tensor:
+        """(K, B), by the factors or by the gradients, whichever are smaller."""
+        x, d = self._by_example()
         shape = (self.batch.replicas, self.batch.width, -1)
-        return Product(self._x.view(*shape, self._x.shape[2]), self._d.view(*shape, self._d.shape[2]))
+        self.examples = {}
+        if ghost.are_small(x.shape[1], x.shape[2], d.shape[2]):
+            self.examples["weight"] = torch.bmm(d.transpose(1, 2), x).view(shape)
+            norms = ghost.squared_lengths(self.examples["weight"])
+        else:
+            norms = ghost.squared_norms(x, d).view(shape[:2])
+        if self.bias is not None:
+            self.examples["bias"] = ghost.sum_of_positions(d).view(shape)
+            norms.add_(ghost.squared_lengths(self.examples["bias"]))
+        return norms
+
+    def forget(self, examples: Tensor) -> None:
+        """Take their gradients for zero."""
+        super().forget(examples)
+        for factor in self._by_example():
+            factor[examples.flatten()] = 0
+
+    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
+        """Add scale · Σ_i factor_i · gradient of example i to the targets; without factors: 1 each."""
+        target, d = self.weight_target, self._d
+        if self.bias_target is not None:
+            # clipped sums are made of the very gradients that were measured
+            rows = d if factors is None else self.examples["bias"]
+            self.bias_target.add_(ghost.weighted_sum(rows, factors), alpha=scale)
+        if factors is not None and "weight" in self.examples:
+            target.add_(ghost.weighted_sum(self.examples["weight"], factors).view(target.shape), alpha=scale)
+            return
+        if factors is not None:
+            d = d.view(*factors.shape, -1).mul(factors.unsqueeze(2)).view(d.shape)
+        if target[0].numel() >= _LARGE:
+            target.baddbmm_(d.transpose(1, 2), self._x, alpha=scale)  # the step of SGD and the gradient are one
+        else:
+            target.add_(torch.bmm(d.transpose(1, 2), self._x), alpha=scale)
 
 
 class ReplicaEmbedding(ReplicaLayer):
@@ -235,7 +259,7 @@ class ReplicaEmbedding(ReplicaLayer):
         tokens, d = self._tokens.reshape(shape), self._d.reshape(*shape, self._d.shape[2])
         grams = torch.bmm(d.double(), d.double().transpose(1, 2)).mul_(tokens.unsqueeze(2) == tokens.unsqueeze(1))
         spread = torch.linalg.vector_norm(d, dim=-1).sum(1)
-        return bounded_squares(grams, spread, d.shape[1]).view(self.batch.replicas, self.batch.width)
+        return ghost.bounded_squares(grams, spread).view(self.batch.replicas, self.batch.width)
 
     def forget(self, examples: Tensor) -> None:
         """Take their gradients for zero."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.training.ghost import squared_lengths
+from fedsim.training import ghost
 from fedsim.training.layers import Batch, ReplicaLayer
 
 
@@ -65,7 +65,6 @@ class ReplicaNorm(ReplicaLayer):
     def keep(self, d: Tensor) -> None:
         """Keep d, seen as (K, B·m, F, S)."""
         self._d = self._seen(d)
-        self._gradients: dict[str, Tensor] | None = None
 
     def input_gradient(self, d: Tensor) -> Tensor:
         """The gradient d w with respect to x̂."""
@@ -83,26 +82,18 @@ class ReplicaNorm(ReplicaLayer):
 
     def squared_norms(self) -> Tensor:
         """(K, B): computed directly, for these gradients are small."""
-        self._gradients = self._of_examples()
-        lengths = [squared_lengths(each) for each in self._gradients.values()]
+        self.examples = self._of_examples()
+        lengths = [ghost.squared_lengths(each) for each in self.examples.values()]
         return lengths[0] if len(lengths) == 1 else lengths[0] + lengths[1]
 
-    def forget(self, examples: Tensor) -> None:
-        """Take their gradients for zero."""
-        for factor in (self._x, self._d):
-            factor.unflatten(1, (self.batch.width, -1))[examples] = 0
-        self._gradients = None
-
     def add_gradient(self, scale: float, factors: Tensor | None) -> None:
-        """Target += scale · Σ_i factor_i · gradient of example i."""
+        """Add scale · Σ_i factor_i · gradient of example i to the targets; without factors: 1 each."""
         if not self.names:
             return
-        if factors is None:
-            factors = self._d.new_ones(self.batch.replicas, self.batch.width)
-        for name, each in (self._gradients or self._of_examples()).items():
+        for name, each in (self._of_examples() if factors is None else self.examples).items():
             target = self.weight_target if name == "weight" else self.bias_target
             assert target is not None
-            target.add_(torch.bmm(factors.unsqueeze(1), each).view(target.shape), alpha=scale)
+            target.add_(ghost.weighted_sum(each, factors).view(target.shape), alpha=scale)
 
 
 class ReplicaBatchNorm(ReplicaNorm):

@@ -122,3 +122,4 @@ class ReplicaModel:
         for layer in self.layers:
             for name in [name for name, kept in vars(layer).items() if isinstance(kept, Tensor)]:
                 setattr(layer, name, torch.empty(0))
+            layer.examples = {}
