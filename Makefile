@@ -23,16 +23,17 @@ help:
 
 .venv/installed-bench: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev,bench]"
+	$(BIN)/pip install -q -c constraints.txt --no-deps pfl prv-accountant # pfl asks for an older dp-accounting
 	@touch $@
 
 demo: .venv/installed
 	$(BIN)/fedsim run quickstart
 
 test: .venv/installed
-	$(BIN)/python -m pytest -q -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check .

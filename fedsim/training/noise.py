@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PIECE = 1 << 15  # pairs that are transformed at a time: the intermediate results stay in the cache
+_PIECE = 1 << 16  # pairs that are transformed at a time: the intermediate results stay in the cache
 _TAIL = 1 << 10  # of 2^31 values of u the smallest, about one in two million: these are drawn with more bits
 
 
