@@ -51,8 +51,8 @@ def bare_loop(name: str, x: Tensor, y: Tensor, rounds: int) -> list[float]:
     return timed(one_round, rounds)
 
 
-def opacus_loop(name: str, x: Tensor, y: Tensor, cohort: int, batch: int, rounds: int) -> list[float]:
-    """The same loop with DP-SGD on each client by Opacus: per-example gradients, clipping, noise, Poisson batches."""
+def opacus_loop(name: str, x: Tensor, y: Tensor, cohort: int, batch: int, poisson: bool, rounds: int) -> list[float]:
+    """The same loop with DP-SGD on each client by Opacus: per-example gradients, clipping, noise; after a warm-up."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -71,8 +71,9 @@ def opacus_loop(name: str, x: Tensor, y: Tensor, cohort: int, batch: int, rounds
                 max_grad_norm=CLIPPING_NORM,
                 expected_batch_size=batch,
             )
-            for _ in range(-(-examples // batch)):
-                rows = torch.from_numpy(np.flatnonzero(rng.random(examples) < batch / examples))
+            steps = -(-examples // batch)
+            chosen = [torch.from_numpy(np.flatnonzero(rng.random(examples) < batch / examples)) for _ in range(steps)]
+            for rows in chosen if poisson else torch.randperm(examples).split(batch):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[client, rows]), y[client, rows]).backward()
                 optimizer.step()
@@ -81,7 +82,7 @@ def opacus_loop(name: str, x: Tensor, y: Tensor, cohort: int, batch: int, rounds
                     total[key] += value
         weights.update({key: value / cohort for key, value in total.items()})
 
-    return timed(one_round, rounds)
+    return timed(one_round, rounds + 1)[1:]
 
 
 def pfl_research(name: str, x: Tensor, y: Tensor, rounds: int) -> list[float]:

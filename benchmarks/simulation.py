@@ -2,7 +2,9 @@
 """Client updates a second, of the whole inline engine, against a bare loop, pfl-research, Flower's Ray and Opacus.
 
 All contestants do the same work (workload.py) in one run of this program, in turns, so that a noisy machine is noisy
-for all of them; medians of rounds are compared. `python benchmarks/simulation.py [--quick] [--json FILE]`.
+for all of them; medians of rounds are compared.
+
+    python benchmarks/simulation.py [--quick] [--only PART ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +49,17 @@ GOALS = {"mlp": {"bare loop": 3, "pfl-research": 3}, "cnn": {"bare loop": 1.3, "
 
 
 def inline_rounds(
-    name: str, npz: Path, rounds: int, *, cohort: int = COHORT, batch: int = BATCH, dp: bool = False, threads: int = 1
+    name: str,
+    npz: Path,
+    rounds: int,
+    *,
+    cohort: int = COHORT,
+    batch: int = BATCH,
+    dp: str | None = None,
+    threads: int = 1,
 ) -> list[float]:
     """Seconds of the rounds of `fedsim.run`: messages, training, transcript lines, aggregation, as a user runs it."""
-    example_dp = {"clipping_norm": CLIPPING_NORM, "noise_multiplier": NOISE_MULTIPLIER}
+    example_dp = {"clipping_norm": CLIPPING_NORM, "noise_multiplier": NOISE_MULTIPLIER, "batches": dp}
     scenario = Scenario.model_validate(
         {
             "data": {"source": "npz", "path": str(npz)},
@@ -113,21 +123,23 @@ def compare_simulation(name: str, folder: Path, turns: int, ray: bool) -> list[d
 
 
 def compare_dp(folder: Path, turns: int) -> list[dict[str, Any]]:
+    """DP-SGD on every client. Both sides draw batches of a fixed size, and then both sides Poisson batches."""
     rows = []
     cases = [("mlp", 28, COHORT, BATCH, CLIENTS, 60, 8), ("cnn", 28, COHORT, BATCH, CLIENTS, 60, 2)]
-    cases.append(("tiny", 8, 200, 32, 200, 64, 30))
+    cases.append(("tiny", 8, 200, 32, 200, 320, 30))
     for name, side, cohort, batch, clients, examples, goal in cases:
         x, y = make_data(side, clients, examples)
         npz = folder / f"dp-{name}.npz"
         write_npz(npz, x, y)
-        medians = in_turns(
-            {
-                "fedsim inline": lambda: inline_rounds(name, npz, 4, cohort=cohort, batch=batch, dp=True),  # noqa: B023
-                "Opacus loop": lambda: peers.opacus_loop(name, x, y, cohort, batch, 2)[1:],  # noqa: B023
-            },
-            turns,
-        )
-        rows += _rows(f"DP-SGD, {name}, K={cohort}, 1 thread", medians, cohort, {"Opacus loop": goal})
+        for batches, goals in (("shuffle", {"Opacus loop": goal}), ("poisson", {})):
+            medians = in_turns(
+                {
+                    "fedsim inline": partial(inline_rounds, name, npz, 5, cohort=cohort, batch=batch, dp=batches),
+                    "Opacus loop": partial(peers.opacus_loop, name, x, y, cohort, batch, batches == "poisson", 2),
+                },
+                turns,
+            )
+            rows += _rows(f"{name}, K={cohort}, {batches} batches", medians, cohort, goals)
     return rows
 
 
@@ -137,6 +149,24 @@ def population_cost(population: int) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def compare_populations() -> list[dict[str, Any]]:
+    """In turns, so that a busy moment of the machine is shared."""
+    costs: dict[int, list[dict[str, float]]] = {100: [], 10_000: [], 1_000_000: []}
+    for _ in range(3):
+        for population, measured in costs.items():
+            measured.append(population_cost(population))
+    seconds = {n: statistics.median(cost["seconds"] for cost in measured) for n, measured in costs.items()}
+    return [
+        {
+            "population": population,
+            "round_ms": round(1e3 * seconds[population], 1),
+            "of_100": round(seconds[population] / seconds[100], 2),
+            "peak_megabytes": round(max(cost["megabytes"] for cost in measured)),
+        }
+        for population, measured in costs.items()
+    ]
 
 
 def measure_population(population: int) -> dict[str, float]:
@@ -187,27 +217,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one turn, and no Ray")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--only", nargs="+", choices=["mlp", "cnn", "dp", "population"], help="some parts only")
     parser.add_argument("--population", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.population:
         print(json.dumps(measure_population(arguments.population)))
         return
     turns = 1 if arguments.quick else 5
+    parts = arguments.only or ["mlp", "cnn", "dp", "population"]
     results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("mlp", "cnn"):
+        for name in {"mlp", "cnn"}.intersection(parts):
             results[name] = compare_simulation(name, Path(folder), turns, ray=not arguments.quick)
             show(f"FedAvg, {name}: {COHORT} of {CLIENTS} clients a round", results[name])
-        results["dp"] = compare_dp(Path(folder), max(1, turns // 2))
-        show("DP-SGD on the clients", results["dp"])
-    costs = {population: population_cost(population) for population in (100, 10_000, 1_000_000)}
-    base = costs[100]["seconds"]
-    results["population"] = [
-        {"population": n, "round_ms": round(1e3 * c["seconds"], 1), "of_100": round(c["seconds"] / base, 2),
-         "peak_megabytes": round(c["megabytes"])}
-        for n, c in costs.items()
-    ]  # fmt: skip
-    show("Cost by population (mlp, 50 clients a round, 1 thread)", results["population"])
+        if "dp" in parts:
+            results["dp"] = compare_dp(Path(folder), max(1, turns // 2))
+            show("DP-SGD on the clients, one epoch, 1 thread", results["dp"])
+    if "population" in parts:
+        results["population"] = compare_populations()
+        show("Cost by population (mlp, 50 clients a round, 1 thread)", results["population"])
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
