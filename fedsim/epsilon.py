@@ -56,8 +56,8 @@ class Answer:
             else "no finite ε"
         )
         if target is None:
-            return f"{epsilon}, with σ = {self.noise_multiplier:g} ({self.method})"
-        return f"σ = {rounded_up(self.noise_multiplier, 4)}, which spends {epsilon} ({self.method})"
+            return f"{epsilon}, with σ = {self.noise_multiplier:g}; {self.method}"
+        return f"σ = {rounded_up(self.noise_multiplier, 4)}, which spends {epsilon}; {self.method}"
 
 
 def answers(question: Question, accountants: Sequence[Accountant] = ACCOUNTANTS) -> Iterator[Answer]:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server and the clients of a scenario do, and who takes part."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.scenario.section import Section
+
+
+class _Strategy(Section):
+    weighting: Literal["examples", "uniform"] | None = None
+    """How updates are averaged; null: uniform with client-level privacy (which needs it), else by examples."""
+    server_optimizer: Literal["sgd", "adam"] = "sgd"
+    """What the server does with the average."""
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    """Momentum of the server's SGD."""
+
+
+class FedAvgStrategy(_Strategy):
+    """Federated averaging (McMahan et al. 2017): clients train locally and send the difference of the weights."""
+
+    name: Literal["fedavg"] = "fedavg"
+    """Weight updates."""
+    server_learning_rate: float = Field(1.0, gt=0)
+    """1.0 with SGD is plain averaging."""
+
+
+class FedSgdStrategy(_Strategy):
+    """Federated SGD: each client sends the gradient of one batch, the server takes the step."""
+
+    name: Literal["fedsgd"]
+    """One gradient for each client and round."""
+    server_learning_rate: float = Field(0.1, gt=0)
+    """The learning rate of the step."""
+
+
+StrategySection = Annotated[FedAvgStrategy | FedSgdStrategy, Field(discriminator="name")]
+
+
+class ClientSection(Section):
+    """The local work of a client in one round. With fedsgd only `batch_size` applies."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """The local optimiser; its state starts anew each round."""
+    learning_rate: float = Field(0.05, gt=0)
+    """The local learning rate."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Momentum of SGD."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty, added to the gradient as torch.optim does."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the client's data in a round."""
+    steps: int | None = Field(None, ge=1)
+    """Number of local steps, in place of epochs."""
+    batch_size: int | None = Field(20, ge=1)
+    """Examples in a batch (with Poisson batches: expected); null: all that the client has."""
+    shuffle: bool = True
+    """A new order in every epoch."""
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> Self:
+        if self.steps is not None and "epochs" in self.model_fields_set:
+            raise ValueError("give either epochs or steps, not both")
+        return self
+
+
+class CohortSection(Section):
+    """Who exists, and who takes part in a round."""
+
+    population: int | None = Field(None, ge=1)
+    """The number of clients; null: 20, or as many as the data names itself (partition: column)."""
+    size: int | None = Field(None, ge=1)
+    """Clients in a round (expected number, with Poisson sampling); null with null `rate`: everybody."""
+    rate: float | None = Field(None, gt=0, le=1)
+    """The share of the population in a round, in place of `size`."""
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """fixed: exactly `size` clients, without replacement; poisson: each client on its own with probability `rate`."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.size is not None and self.rate is not None:
+            raise ValueError("give either size or rate, not both")
+        if self.size is not None and self.population is not None and self.size > self.population:
+            raise ValueError(f"size {self.size} is larger than the population of {self.population}")
+        return self

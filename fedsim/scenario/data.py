@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of a scenario, and how it is divided among the clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedsim.scenario.section import Section
+
+
+class _Data(Section):
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    """The share of the rows held out to evaluate the model, where the source has no test part of its own."""
+    limit: int | None = Field(None, ge=2)
+    """Use at most this many training rows (drawn by the seed); null uses all."""
+
+
+class EmbeddedData(_Data):
+    """Real data that comes with an installed package: nothing is downloaded."""
+
+    source: Literal["digits", "breast_cancer", "mnist", "faces"]
+    """digits: 1,797 8x8; breast_cancer: 569 rows, 30 columns; mnist: 5,000 28x28; faces: 200 25x25, face or not."""
+
+
+class NpzData(_Data):
+    """A local `.npz` file with x_train, y_train and, if it has them, x_test, y_test, client_train, class_names."""
+
+    source: Literal["npz"]
+    """A NumPy archive."""
+    path: str
+    """The file, relative to the working directory."""
+
+
+class CsvData(_Data):
+    """A local `.csv` or `.csv.gz` file: numeric and categorical columns are encoded, and can be decoded again."""
+
+    source: Literal["csv"]
+    """A table with a header line."""
+    path: str
+    """The file, relative to the working directory."""
+    target: str
+    """The column to predict."""
+    drop: tuple[str, ...] = ()
+    """Columns to leave out."""
+    categorical: tuple[str, ...] = ()
+    """Numeric columns that are codes of categories; columns of text are categorical anyway."""
+
+
+class ImageFolderData(_Data):
+    """A local folder with one sub-folder of images for each class."""
+
+    source: Literal["images"]
+    """A folder of image files."""
+    path: str
+    """The folder, relative to the working directory."""
+    size: int = Field(32, ge=4, le=512)
+    """Every image is scaled to size x size pixels."""
+    grey: bool = False
+    """One grey channel in place of three colours."""
+
+
+class TextData(_Data):
+    """A local `.txt` file, or `.json[.gz]` that maps a speaker to a list of texts (natural clients)."""
+
+    source: Literal["text"]
+    """Text, cut into windows of characters or words; the model predicts each next token."""
+    path: str
+    """The file, relative to the working directory."""
+    tokens: Literal["characters", "words"] = "characters"
+    """What a token is."""
+    length: int = Field(32, ge=2, le=1024)
+    """Tokens in one example."""
+    vocabulary: int = Field(2000, ge=2)
+    """The most frequent tokens that are kept; the others become one unknown token."""
+
+
+class HubData(_Data):
+    """A data set of the Hugging Face hub through flwr-datasets (extra `hub`); the only source that uses the network."""
+
+    source: Literal["hub"]
+    """A data set that is downloaded when the scenario runs."""
+    dataset: str
+    """The name on the hub, for example `ylecun/mnist`."""
+    subset: str | None = None
+    """The configuration of the data set, where it has several."""
+    x: str = "image"
+    """The column with the input; for a table, leave it and name `target`: all other columns are input."""
+    target: str = "label"
+    """The column to predict."""
+
+
+DataSection = Annotated[
+    EmbeddedData | NpzData | CsvData | ImageFolderData | TextData | HubData, Field(discriminator="source")
+]
+
+
+class _Partition(Section):
+    examples_per_client: int | None = Field(None, ge=1)
+    """null: the rows are divided, each to one client. A number: every client draws that many rows by the seed, so that
+    a population can be larger than the data (rows are then shared between clients)."""
+
+
+class IidPartition(_Partition):
+    """Every client holds a uniform sample."""
+
+    kind: Literal["iid"] = "iid"
+    """Uniformly at random."""
+
+
+class DirichletPartition(_Partition):
+    """Label skew: the clients' shares of each class follow Dirichlet(alpha) (Hsu et al. 2019)."""
+
+    kind: Literal["dirichlet"]
+    """Dirichlet over labels."""
+    alpha: float = Field(0.5, gt=0)
+    """Concentration: 0.1 is very uneven, 100 is nearly iid."""
+    min_examples: int = Field(1, ge=0)
+    """No client has fewer rows than this (only when the rows are divided)."""
+
+
+class ShardPartition(_Partition):
+    """Rows sorted by label are cut into shards, and each client gets a few (McMahan et al. 2017)."""
+
+    kind: Literal["shards"]
+    """Shards of sorted rows."""
+    shards_per_client: int = Field(2, ge=1)
+    """Shards for each client: with 2, a client sees about two classes."""
+
+
+class ColumnPartition(Section):
+    """Natural clients: rows with the same value in a column belong to one client."""
+
+    kind: Literal["column"]
+    """By a column of the data."""
+    column: str | None = None
+    """The column (of a table); null: the clients that the data names itself (`client_train` of an .npz, the speakers of
+    a text)."""
+    min_examples: int = Field(1, ge=1)
+    """Clients with fewer rows are left out."""
+
+
+class QuantityPartition(Section):
+    """Quantity skew: the sizes of the clients follow a power law, their content is iid."""
+
+    kind: Literal["quantity"]
+    """Power-law sizes."""
+    exponent: float = Field(1.0, ge=0)
+    """Size of the client of rank r is proportional to r**-exponent; 0 is even."""
+    min_examples: int = Field(1, ge=1)
+    """No client has fewer rows than this."""
+
+
+PartitionSection = Annotated[
+    IidPartition | DirichletPartition | ShardPartition | ColumnPartition | QuantityPartition,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from fedsim.scenario.section import Section
+
+
+class LogisticModel(Section):
+    """Multinomial logistic regression: one linear layer."""
+
+    name: Literal["logistic"]
+    """One linear layer."""
+
+
+class MlpModel(Section):
+    """A multilayer perceptron."""
+
+    name: Literal["mlp"]
+    """Linear layers with an activation between them."""
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128,)
+    """The widths of the hidden layers."""
+    activation: Literal["relu", "sigmoid", "tanh", "gelu"] = "relu"
+    """Between the layers."""
+
+
+class CnnModel(Section):
+    """A small convolutional network."""
+
+    name: Literal["cnn"]
+    """Convolutions, pooling, linear head."""
+    variant: Literal["small", "lenet", "convnet"] = "small"
+    """small: two 5x5 convolutions (16, 32) with max-pooling; lenet: the sigmoid LeNet of Deep Leakage from Gradients;
+    convnet: the 8-layer ConvNet of Inverting Gradients."""
+    width: int = Field(32, ge=1)
+    """Channels of the first convolution of `convnet`."""
+    norm: Literal["none", "group", "batch"] = "none"
+    """Normalisation after the convolutions of `convnet`."""
+
+
+class ResnetModel(Section):
+    """A residual network for small images (He et al. 2016)."""
+
+    name: Literal["resnet8", "resnet18"]
+    """resnet8: three stages of one block; resnet18: four stages of two blocks."""
+    width: int = Field(16, ge=1)
+    """Channels of the first stage."""
+    norm: Literal["group", "batch"] = "group"
+    """BatchNorm mixes the examples of a batch, so it cannot be used with a privacy claim."""
+
+
+class TransformerModel(Section):
+    """A small decoder-only transformer for text."""
+
+    name: Literal["transformer"]
+    """Causal self-attention; predicts each next token."""
+    dim: int = Field(64, ge=4)
+    """Width of the embedding; a multiple of `heads`."""
+    heads: int = Field(4, ge=1)
+    """Attention heads."""
+    layers: int = Field(2, ge=1)
+    """Blocks."""
+
+
+class ImportedModel(Section):
+    """The user's own model."""
+
+    name: Annotated[str, Field(pattern=r"^import:[\w.]+:\w+$")]
+    """`import:module:function`; the function takes (input_shape, classes) and returns a torch.nn.Module."""
+
+
+def _model_tag(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return "import" if isinstance(name, str) and name.startswith("import:") else str(name)
+
+
+ModelSection = Annotated[
+    Annotated[LogisticModel, Tag("logistic")]
+    | Annotated[MlpModel, Tag("mlp")]
+    | Annotated[CnnModel, Tag("cnn")]
+    | Annotated[ResnetModel, Tag("resnet8")]
+    | Annotated[ResnetModel, Tag("resnet18")]
+    | Annotated[TransformerModel, Tag("transformer")]
+    | Annotated[ImportedModel, Tag("import")],
+    Discriminator(_model_tag),
+]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole scenario, and what its parts must not ask for together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
+from fedsim.scenario.data import DataSection, EmbeddedData, IidPartition, PartitionSection
+from fedsim.scenario.defence import DefenceSection
+from fedsim.scenario.model import MlpModel, ModelSection
+from fedsim.scenario.section import Section, shorthand
+
+
+class AdversarySection(Section):
+    """What the server keeps of what it sees. Whatever is not kept is still counted, with its norm."""
+
+    keep_rounds: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
+    """Rounds whose tensors are written to the transcript: all, the first n, or a list."""
+    keep_clients: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
+    """Clients whose updates are written: all, the first n of each cohort, or a list of clients."""
+
+
+class EngineSection(Section):
+    """Where the clients run. The result does not depend on it."""
+
+    kind: Literal["inline"] = "inline"
+    """inline: in this process, a whole cohort at once."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of the mathematics; null: as many as there are cores."""
+    chunk: int | None = Field(None, ge=1)
+    """Clients that are trained at once; null: as many as fit the cache."""
+
+
+class Scenario(Section):
+    """Everything that decides a run."""
+
+    name: str = Field("scenario", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)
+    """Names the run folder."""
+    question: str = ""
+    """The question that the scenario answers, in a sentence."""
+    data: Annotated[DataSection, shorthand("source")] = EmbeddedData(source="mnist")
+    """The data."""
+    partition: Annotated[PartitionSection, shorthand("kind")] = IidPartition()
+    """How the rows are divided among the clients."""
+    model: Annotated[ModelSection, shorthand("name")] = MlpModel(name="mlp")
+    """The model."""
+    strategy: Annotated[StrategySection, shorthand("name")] = FedAvgStrategy()
+    """What the server does."""
+    client: ClientSection = ClientSection()
+    """What a client does."""
+    cohort: CohortSection = CohortSection()
+    """Who takes part."""
+    rounds: int = Field(10, ge=1)
+    """Rounds of training."""
+    defence: DefenceSection = DefenceSection()
+    """How the clients protect themselves."""
+    adversary: AdversarySection = AdversarySection()
+    """What the server keeps."""
+    attacks: tuple[str, ...] = ()
+    """Attacks to run on the transcript, by name."""
+    audit: tuple[str, ...] = ()
+    """Audits to run, by name."""
+    evaluate_every: int = Field(1, ge=1)
+    """Evaluate the model on held-out data after every so many rounds, and after the last."""
+    engine: Annotated[EngineSection, shorthand("kind")] = EngineSection()
+    """Where it runs."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """All randomness of the simulation comes from this number."""
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        for check in (_fedsgd_has_one_step, _uniform_under_client_privacy, _no_batch_norm_under_privacy):
+            check(self)
+        return self
+
+
+def _fedsgd_has_one_step(scenario: Scenario) -> None:
+    local = scenario.client.model_fields_set - {"batch_size", "shuffle"}
+    if isinstance(scenario.strategy, FedSgdStrategy) and local:
+        raise ValueError(
+            f"client.{sorted(local)[0]} has no meaning with strategy fedsgd, where a client sends one gradient;"
+            " leave it out, or use strategy.server_learning_rate and client.batch_size"
+        )
+
+
+def _uniform_under_client_privacy(scenario: Scenario) -> None:
+    if scenario.defence.client_dp and scenario.strategy.weighting == "examples":
+        raise ValueError(
+            "strategy.weighting examples lets one client outweigh the clipping norm, so no client-level claim holds;"
+            " use uniform"
+        )
+
+
+def _no_batch_norm_under_privacy(scenario: Scenario) -> None:
+    private = scenario.defence.example_dp or scenario.defence.client_dp
+    if private and getattr(scenario.model, "norm", None) == "batch":
+        raise ValueError(
+            "model.norm batch mixes the examples of a batch and sends statistics that are not noised;"
+            " use norm: group with a privacy claim"
+        )
