@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
-from fedsim.errors import DataError, FedsimError, ModelError, PrivacyError, RunError, ScenarioError
+from fedsim.errors import DataError, FedsimError, FolderTakenError, ModelError, PrivacyError, RunError, ScenarioError
 
 if TYPE_CHECKING:
     from fedsim.federation.run import Run
@@ -121,12 +121,16 @@ def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet:
     from fedsim import screen
     from fedsim.federation.folder import next_free_folder
 
-    path = out or next_free_folder(Path("runs"), scenario.name)
     with _locating(name, overrides), screen.showing_progress(quiet=quiet) as progress:
-        try:
-            return fedsim.run(scenario, out=path, progress=progress)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(_interrupted(path)) from None
+        while True:
+            path = out or next_free_folder(Path("runs"), scenario.name)
+            try:
+                return fedsim.run(scenario, out=path, progress=progress)
+            except FolderTakenError:
+                if out is not None:  # else another process took the number: take the next one
+                    raise
+            except KeyboardInterrupt:
+                raise click.exceptions.Exit(_interrupted(path)) from None
 
 
 def _resume(name: str | None, overrides: list[str] | None, out: Path | None, folder: Path, quiet: bool) -> Run:

@@ -28,3 +28,7 @@ class PrivacyError(FedsimError):
 
 class RunError(FedsimError):
     """A run folder is missing, incomplete, damaged or in the way."""
+
+
+class FolderTakenError(RunError):
+    """The folder of a new run is already there."""

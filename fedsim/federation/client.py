@@ -97,7 +97,7 @@ def _answer_group(place: Workplace, messages: Sequence[Message], clients: Sequen
     except (FedsimError, ValueError, RuntimeError) as error:
         if len(messages) == 1:
             # Why a client fails may be a fact about its data: under a claim the server is not told.
-            logging.getLogger("fedsim").info("client %d could not train: %s", clients[0], error)
+            logging.getLogger("fedsim").warning("client %d could not train: %s", clients[0], error)
             reason = "the client could not train; its own log says why" if is_private(place.scenario) else str(error)
             return [error_reply(messages[0], reason)]
         pairs = zip(messages, clients, strict=True)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedsim.errors import RunError
+from fedsim.errors import FolderTakenError, RunError
 from fedsim.federation.transcript import TranscriptWriter
 from fedsim.scenario import AdversarySection
 from fedsim.training import Layout
@@ -42,8 +42,9 @@ class Checkpoint:
 
 def create_folder(path: Path, files: Mapping[str, str]) -> None:
     """Make a run folder with its first files; it appears complete or not at all."""
+    taken = f"{path} is already there; choose another --out, or go on with it by --resume {path}"
     if path.exists():
-        raise RunError(f"{path} is already there; choose another --out, or go on with it by --resume {path}")
+        raise FolderTakenError(taken)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         (temporary / "transcript").mkdir(parents=True)
@@ -52,6 +53,8 @@ def create_folder(path: Path, files: Mapping[str, str]) -> None:
         temporary.rename(path)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if path.exists():  # another process was quicker
+            raise FolderTakenError(taken) from error
         raise RunError(f"cannot write the run folder {path}: {error.strerror}; choose another --out") from error
 
 

@@ -264,7 +264,7 @@ def _account_prv(steps: Steps, delta: float) -> Account:
     opacus.history = [(mechanism.noise_multiplier, mechanism.sample_rate, count) for mechanism, count in steps]
     try:
         spent = quietly(opacus.get_epsilon, delta)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, MemoryError) as error:
         raise PrivacyError(f"accountant prv cannot compute this ({error}); use pld") from error
     if not math.isfinite(spent):
         raise PrivacyError("accountant prv finds no finite number here; use pld")

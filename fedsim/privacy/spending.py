@@ -15,7 +15,7 @@ from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Account, Mechanism, account, smallest_noise
 from fedsim.privacy.claim import PrivacyClaim, Unit
 from fedsim.privacy.loss import COARSE, FINE, ROUGH, Grid
-from fedsim.privacy.promises import Exposure, Noise, Promise, Setting, Steps, promises
+from fedsim.privacy.promises import SERVER, Exposure, Noise, Promise, Setting, Steps, promises
 from fedsim.scenario import ClientDp, ExampleDp, Scenario
 
 _Step = tuple[Mechanism, int]
@@ -28,7 +28,8 @@ def claims(scenario: Scenario, setting: Setting, noise: Noise) -> tuple[PrivacyC
     the claim is there and its epsilon is infinite. With both defences, the client's claim comes first: it covers more.
     """
     grids = (ROUGH, COARSE, FINE)
-    return tuple(_claim(promise, setting, scenario, grids) for promise in promises(scenario, setting, noise))
+    made = [_claim(promise, setting, scenario, grids) for promise in promises(scenario, setting, noise)]
+    return tuple(claim for claim in made if _says_something(claim, made))
 
 
 def privacy_curve(
@@ -43,7 +44,17 @@ def privacy_curve(
     if not settings:
         return []
     curves = [_curve(promise, settings, scenario) for promise in promises(scenario, settings[-1], noise)]
+    final = [curve[-1] for curve in curves]
+    curves = [curve for curve in curves if _says_something(curve[-1], final)]
     return list(zip(*curves, strict=True)) if curves else [()] * len(settings)
+
+
+def _says_something(claim: PrivacyClaim, others: Sequence[PrivacyClaim]) -> bool:
+    """An outsider sees no more than the server does, so a claim against it says something only if it is smaller."""
+    server = min(
+        (other.epsilon for other in others if other.unit == claim.unit and other.observer == SERVER), default=0
+    )
+    return claim.observer == SERVER or claim.epsilon < server
 
 
 def settings_by_round(

@@ -39,7 +39,7 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
             if len(rows):
                 losses = _losses(forward, task.x[rows], task.y[rows])
                 total += float(losses.detach().sum())
-                (losses.mean() if work.example_dp is None else losses.sum()).backward()
+                _backward(losses.mean() if work.example_dp is None else losses.sum())
                 _clear_padding(model)
             if work.example_dp is not None:
                 _privatise(parameters, len(rows), client.batch, work.example_dp, noise)
@@ -50,6 +50,15 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
         each = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         gradients = torch.cat([gradient.reshape(-1) for gradient in each]).unsqueeze(0)
     into.write(task, [client], layout.flatten(model.state_dict()).unsqueeze(0), gradients, [total])
+
+
+def _backward(loss: Tensor) -> None:
+    try:
+        loss.backward()
+    except (
+        RuntimeError
+    ) as error:  # a layer whose gradients of single examples Opacus cannot compute, a recurrent one say
+        raise ModelError(f"the gradients of this model cannot be computed: {error}; use other layers") from error
 
 
 def _losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -187,10 +187,18 @@ def test_the_bit_of_adaptive_clipping_is_paid_for() -> None:
     (local,) = claims(scenario(adaptive), setting((2, 95)), Noise(client=4.0))
     assert local.noise_multiplier == pytest.approx(1 / math.sqrt((2 / 4.0) ** 2 + (1 / 5.0) ** 2))
     assert local.epsilon > claims(scenario(client_dp()), setting((2, 95)), Noise(client=4.0))[0].epsilon
-    server, outsider = claims(scenario(adaptive | {"secure_aggregation": True}), setting((2, 95)), Noise(client=4.0))
+    summed, rare = scenario(adaptive | {"secure_aggregation": True}), setting((2, 95), rate=0.01)
+    server, outsider = claims(summed, rare, Noise(client=4.0))
     assert server.noise_multiplier == pytest.approx(1 / math.sqrt((1 / 4.0) ** 2 + (1 / 5.0) ** 2))
     assert outsider.noise_multiplier == local.noise_multiplier
     assert "bit" in server.mechanism
+
+
+def test_a_claim_against_an_outsider_is_made_only_where_it_says_more() -> None:
+    summed = scenario(client_dp() | {"secure_aggregation": True})
+    often, noise = setting((2, 95), rate=0.9), Noise(client=4.0)
+    assert [claim.observer for claim in claims(summed, often, noise)] == [SERVER]
+    assert [claim.observer for claim in claims(summed, setting((2, 95), rate=0.01), noise)] == [SERVER, OUTSIDER]
 
 
 # --- f. no claim, both claims ---------------------------------------------------------------------------------------
