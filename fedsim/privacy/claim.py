@@ -105,7 +105,10 @@ class PrivacyClaim:
 
 
 def rounded_up(epsilon: float, decimals: int = 3) -> str:
-    """Some decimals (or digits, if small), never below the value: a claim must not shrink by being printed."""
+    """Some decimals (or digits, if small), rounded up: a claim must not shrink by being printed.
+
+    A value within 1e-9 of the last digit above a printable number is printed as that number: 1.1 is "1.100".
+    """
     if epsilon == 0 or not math.isfinite(epsilon):
         return "0" if epsilon == 0 else "∞"
     digits = max(decimals, decimals - 1 - math.floor(math.log10(epsilon)))
