@@ -32,3 +32,7 @@ class RunError(FedsimError):
 
 class FolderTakenError(RunError):
     """The folder of a new run is already there."""
+
+
+class AttackError(FedsimError):
+    """An attack cannot be played on what the server saw."""

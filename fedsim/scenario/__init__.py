@@ -7,6 +7,18 @@ defence the clients use, what the server keeps of what it sees, and the seed. No
 Reading a file, overriding fields and naming the line of an error is the work of `fedsim.scenario_file`.
 """
 
+from fedsim.scenario.attack import (
+    AttackSection,
+    AutomaticAttack,
+    ClosedFormAttack,
+    ExactAttack,
+    GradientMatchingAttack,
+    ImprintAttack,
+    KnowledgeSection,
+    LabelsAttack,
+    TabularAttack,
+    TextAttack,
+)
 from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
 from fedsim.scenario.data import (
     ColumnPartition,
@@ -48,8 +60,11 @@ from fedsim.scenario.whole import AdversarySection, EngineSection, Scenario
 __all__ = [
     "AdaptiveClipping",
     "AdversarySection",
+    "AttackSection",
+    "AutomaticAttack",
     "ClientDp",
     "ClientSection",
+    "ClosedFormAttack",
     "CnnModel",
     "CohortSection",
     "ColumnPartition",
@@ -60,13 +75,18 @@ __all__ = [
     "DirichletPartition",
     "EmbeddedData",
     "EngineSection",
+    "ExactAttack",
     "ExampleDp",
     "FedAvgStrategy",
     "FedSgdStrategy",
+    "GradientMatchingAttack",
     "HubData",
     "IidPartition",
     "ImageFolderData",
     "ImportedModel",
+    "ImprintAttack",
+    "KnowledgeSection",
+    "LabelsAttack",
     "LogisticModel",
     "MlpModel",
     "ModelSection",
@@ -81,6 +101,8 @@ __all__ = [
     "ShardPartition",
     "Sign",
     "StrategySection",
+    "TabularAttack",
+    "TextAttack",
     "TextData",
     "TransformerModel",
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.scenario.attack import AttackSection, KnowledgeSection
 from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
 from fedsim.scenario.data import DataSection, EmbeddedData, IidPartition, PartitionSection
 from fedsim.scenario.defence import DefenceSection
@@ -21,6 +22,8 @@ class AdversarySection(Section):
     """Rounds whose tensors are written to the transcript: all, the first n, or a list."""
     keep_clients: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
     """Clients whose updates are written: all, the first n of each cohort, or a list of clients."""
+    knows: KnowledgeSection = KnowledgeSection()
+    """What its attacks may use beside what it sees."""
 
 
 class EngineSection(Section):
@@ -59,8 +62,8 @@ class Scenario(Section):
     """How the clients protect themselves."""
     adversary: AdversarySection = AdversarySection()
     """What the server keeps."""
-    attacks: tuple[str, ...] = ()
-    """Attacks to run on the transcript, by name."""
+    attacks: tuple[AttackSection, ...] = ()
+    """Attacks to play on the transcript."""
     audit: tuple[str, ...] = ()
     """Audits to run, by name."""
     evaluate_every: int = Field(1, ge=1)
