@@ -54,7 +54,7 @@ class Observation:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """The gradient, by parameter; of an "update" of SGD the sum of its steps' gradients, which is (w0 - wT) / lr."""
+        """The gradient, by parameter; of an "update" of SGD the sum of its steps' gradients, (w0 - wT) / lr."""
         scale = 1.0 if self.kind == "gradient" else -1.0 / self.work.learning_rate
         return {name: scale * self.update[name] for name in self.weights}
 
@@ -85,7 +85,7 @@ class Knowledge:
     """Their standard deviation."""
     encoding: TableEncoding | Vocabulary | None = None
     """How a table's columns or a text's tokens are encoded: public."""
-    defence: DefenceSection = DefenceSection()
+    defence: DefenceSection = field(default_factory=DefenceSection)
     """What the clients do to protect themselves, as far as the adversary knows."""
     example_noise: float = 0.0
     """Noise multiplier of the example-level defence that was really used."""

@@ -17,7 +17,7 @@ class _Attack(Section):
     observations: int = Field(4, ge=1)
     """How many of the kept updates are attacked: the first ones, by round and client."""
     seconds: float | None = Field(None, gt=0)
-    """Wall-clock budget for one update; the best so far is returned when it ends. Results then depend on the machine."""
+    """Wall-clock budget for one update, after which the best so far is returned; results then depend on the machine."""
 
 
 class LabelsAttack(_Attack):
@@ -56,7 +56,7 @@ class TabularAttack(_Attack):
 
 
 class TextAttack(_Attack):
-    """Tokens from the embedding's gradient, their order from the span of the attention layers' gradients (DAGER, 2024)."""
+    """Tokens from the embedding's gradient, their order from the span of the attention's gradients (DAGER, 2024)."""
 
     name: Literal["text"]
     """Sequences of tokens."""
