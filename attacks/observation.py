@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedsim.data.table import TableEncoding
 from fedsim.data.text import Vocabulary
 from fedsim.errors import AttackError
-from fedsim.scenario import DefenceSection
+from fedsim.scenario import DefenceSection, Section
 from fedsim.training import LocalWork
 
 
@@ -65,7 +65,8 @@ class Observation:
             return None
         if self.kind == "update" or self.work.batch_size is None:
             return self.examples
-        return self.work.batch_size if self.examples is None else min(self.work.batch_size, self.examples)
+        asked = self.clients * self.work.batch_size
+        return asked if self.examples is None else min(asked, self.examples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,8 @@ class Knowledge:
     """Noise multiplier of the example-level defence that was really used."""
     client_noise: float = 0.0
     """Noise multiplier of the client-level defence that was really used."""
+    active: Section | None = None
+    """How the server made the weights that it sent, if it made them to leak (`adversary.active` of the scenario)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,5 +138,15 @@ def check_observation(observation: Observation, knowledge: Knowledge) -> None:
             )
         if not torch.isfinite(observation.update[name]).all():
             raise AttackError(f"{where}: {name} holds NaN or infinity, so nothing can be reconstructed; leave it out")
+    granted = knowledge.labels
+    if (
+        granted is not None
+        and granted.numel()
+        and not 0 <= int(granted.min()) <= int(granted.max()) < knowledge.classes
+    ):
+        raise AttackError(
+            f"{where}: the labels that were granted lie between {int(granted.min())} and {int(granted.max())}, but the"
+            f" model has classes 0 to {knowledge.classes - 1}; grant labels of this model"
+        )
     if all(not observation.update[name].any() for name in shapes):
         raise AttackError(f"{where} is zero in every entry, so it tells nothing about the data; attack another")

@@ -6,6 +6,7 @@ run = fedsim.run("quickstart")
 run.metrics       # a DataFrame, one row a round
 run.transcript    # what the server saw
 run.claim         # the privacy that was spent, or None
+fedsim.attack(run)  # what its server can reconstruct, and how well
 """
 
 from __future__ import annotations
@@ -20,23 +21,25 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 if TYPE_CHECKING:
     from fedsim.federation.plan import Plan, plan
-    from fedsim.federation.run import Run, open_run, run
+    from fedsim.federation.run import Run, open_run
     from fedsim.privacy import PrivacyClaim
     from fedsim.scenario import Scenario
     from fedsim.scenario_file import load_scenario
+    from fedsim.session import attack, run
 
 __version__ = metadata.version("fedsim")
-__all__ = ["Plan", "PrivacyClaim", "Run", "Scenario", "load_scenario", "open_run", "plan", "run"]
+__all__ = ["Plan", "PrivacyClaim", "Run", "Scenario", "attack", "load_scenario", "open_run", "plan", "run"]
 
 _HOMES = {
     "Plan": "fedsim.federation.plan",
     "PrivacyClaim": "fedsim.privacy",
     "Run": "fedsim.federation.run",
     "Scenario": "fedsim.scenario",
+    "attack": "fedsim.session",
     "load_scenario": "fedsim.scenario_file",
     "open_run": "fedsim.federation.run",
     "plan": "fedsim.federation.plan",
-    "run": "fedsim.federation.run",
+    "run": "fedsim.session",
 }
 
 

@@ -23,6 +23,7 @@ from fedsim.errors import DataError, FedsimError, FolderTakenError, ModelError, 
 
 if TYPE_CHECKING:
     from fedsim.federation.run import Run
+    from fedsim.scenario import Scenario
 
 app = typer.Typer(
     help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",
@@ -98,17 +99,36 @@ def run(
 ) -> None:
     """Run a scenario: train, write down what the server sees, and report."""
     from fedsim import screen
+    from fedsim.attack_screen import attack_documents, attack_rows
 
     finished = _resume(scenario, overrides, out, resume, as_json) if resume else _run(scenario, overrides, out, as_json)
-    report = None
-    if not no_report:
-        from fedsim.report import write_report
-
-        report = write_report(finished.path)
+    attacks = _attack(finished, finished.scenario, as_json, again=False) if finished.scenario.attacks else set()
+    report = _report(finished, no_report)
     if as_json:
-        screen.show_json(screen.run_document(finished, report))
+        screen.show_json({**screen.run_document(finished, report), "attacks": attack_documents(finished, attacks)})
     else:
-        screen.show_rows(screen.run_rows(finished, report))
+        screen.show_rows([*screen.run_rows(finished, report), *attack_rows(finished, attacks)])
+
+
+def _report(finished: Run, no_report: bool) -> Path | None:
+    if no_report:
+        return None
+    from fedsim.report import write_report
+
+    return write_report(finished.path)
+
+
+def _attack(target: Run, scenario: Scenario, quiet: bool, *, again: bool) -> set[str]:
+    """Play the attacks of a scenario on a run; the names of the result files."""
+    from fedsim.attack_screen import showing_attacks
+    from fedsim.attacking import attack_run
+
+    with showing_attacks(quiet=quiet) as progress:
+        try:
+            return {path.name for path in attack_run(target, scenario, again=again, progress=progress)}
+        except KeyboardInterrupt:
+            sentence = f"interrupted; play the attacks again with `fedsim attack {target.path}`"
+            raise click.exceptions.Exit(_fail(sentence, code=130)) from None
 
 
 def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet: bool) -> Run:
@@ -117,15 +137,15 @@ def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet:
     from fedsim.scenario_file import load_scenario
 
     scenario = load_scenario(name, overrides or ())  # before torch is imported: a wrong scenario is told at once
-    import fedsim
     from fedsim import screen
     from fedsim.federation.folder import next_free_folder
+    from fedsim.federation.run import run as run_federation
 
     with _locating(name, overrides), screen.showing_progress(quiet=quiet) as progress:
         while True:
             path = out or next_free_folder(Path("runs"), scenario.name)
             try:
-                return fedsim.run(scenario, out=path, progress=progress)
+                return run_federation(scenario, out=path, progress=progress)
             except FolderTakenError:
                 if out is not None:  # else another process took the number: take the next one
                     raise
@@ -226,6 +246,37 @@ def report(
         screen.show_json({"report": str(path)})
     else:
         print(path)
+
+
+@app.command()
+def attack(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option("--attack", metavar="NAME", help="An attack, or its settings in YAML; can be repeated."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Grant other knowledge: adversary.knows.labels=known."),
+    ] = None,
+    as_json: JsonOption = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html again.")] = False,
+) -> None:
+    """Play the malicious server: what can be reconstructed from the transcript of a run."""
+    import fedsim
+    from fedsim import screen
+    from fedsim.attack_screen import attack_documents, attack_rows
+    from fedsim.session import with_attacks
+
+    target = fedsim.open_run(folder)
+    scenario = with_attacks(target, attacks or (), overrides or ())
+    files = _attack(target, scenario, as_json, again=True)
+    written = _report(target, no_report)
+    if as_json:
+        report_path = str(written) if written else None
+        screen.show_json({"folder": str(folder), "report": report_path, "attacks": attack_documents(target, files)})
+    else:
+        screen.show_rows([*attack_rows(target, files), *([("report", str(written))] if written else [])])
 
 
 @app.command()

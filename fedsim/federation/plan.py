@@ -98,11 +98,9 @@ def plan(scenario: Scenario) -> Plan:
         )
     if not any(len(cohort) for cohort in cohorts):
         raise ScenarioError(f"cohort: nobody is drawn in {scenario.rounds} rounds; raise cohort.rate or rounds")
-    for name, given in (("attacks", scenario.attacks), ("audit", scenario.audit)):
-        if given:
-            raise ScenarioError(
-                f"{name}: {given[0]!r} is not known to this version, which has none yet; leave {name} out"
-            )
+    if scenario.audit:
+        raise ScenarioError(f"audit: {scenario.audit[0]!r} is not known to this version; leave audit out")
+    _check_attacks(scenario, place.dataset.kind)
     rate = min(1.0, size / population)
     noise = resolve_noise(scenario, settings_by_round(cohorts, place.partition.size, rate)[-1])
     curve = privacy_curve(scenario, noise, cohorts, place.partition.size, rate)
@@ -171,6 +169,26 @@ def estimate_seconds(plan: Plan) -> float:
     evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
     training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
     return training + (evaluated - trained) * evaluations
+
+
+def _check_attacks(scenario: Scenario, kind: str) -> None:
+    """What an attack needs and this scenario does not have."""
+    needs = {"tabular": "table", "text": "text"}
+    for number, attack in enumerate(scenario.attacks):
+        if needs.get(attack.name, kind) != kind:
+            raise ScenarioError(
+                f"attacks.{number}: {attack.name} reads {needs[attack.name]} data, but {scenario.data.source} holds"
+                f" {kind} data; use auto"
+            )
+        if attack.name == "imprint" and scenario.adversary.active is None:
+            raise ScenarioError(
+                f"attacks.{number}: imprint reads what weights made to leak collect, but the server sends honest ones;"
+                " set adversary.active, or use auto"
+            )
+    if scenario.attacks and 0 in (scenario.adversary.keep_rounds, scenario.adversary.keep_clients):
+        raise ScenarioError(
+            "attacks: the server keeps no update to attack; raise adversary.keep_rounds or keep_clients"
+        )
 
 
 def _kept(keep: Any, total: int) -> int:

@@ -79,6 +79,18 @@ class Run:
         content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
         return content
 
+    @property
+    def attacks(self) -> pd.DataFrame:
+        """One row for each attack and update that it was played on, with its scores where the truth is known."""
+        rows = []
+        for file in sorted((self.path / "attacks").glob("[0-9][0-9][0-9]-*.json")):
+            content = json.loads(file.read_text())
+            for entry in content["observations"]:
+                measured = entry.pop("score") or {}
+                numbers = {key: value for key, value in measured.items() if isinstance(value, int | float | str)}
+                rows.append({"attack": content["attack"], "file": file.name, **entry, **numbers})
+        return pd.DataFrame(rows)
+
     def model(self) -> dict[str, torch.Tensor]:
         """The weights of the trained model."""
         if not self.complete:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ladder: the attack that proves most for the least work, chosen by what the server sees and never by the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
+from fedsim.errors import AttackError
+from fedsim.scenario import (
+    AutomaticAttack,
+    ClosedFormAttack,
+    ExactAttack,
+    GradientMatchingAttack,
+    ImprintAttack,
+    TabularAttack,
+    TextAttack,
+)
+
+EXPLAINED = 1e-6  # a relative matching loss below float32's own: the reconstruction explains the whole update
+
+
+def automatic(
+    observation: Observation, knowledge: Knowledge, settings: AutomaticAttack, *, seed: int = 0
+) -> Reconstruction:
+    """Climb from closed form over exact inversion to optimisation; stop where an update is explained.
+
+    An update is explained when every item is certified, or when the reconstruction's own gradient is the observed one.
+    Where no rung explains it, the result with the smallest matching loss is returned.
+    """
+    check_observation(observation, knowledge)
+    found: list[Reconstruction] = []
+    impossible: list[str] = []
+    for name, attack, rung_settings in _rungs(knowledge, settings):
+        try:
+            result = attack(observation, knowledge, rung_settings, seed=seed)
+        except AttackError as error:
+            impossible.append(f"{name}: {error}")
+            continue
+        found.append(result)
+        if explains(result, observation.batch_size):
+            break
+    if not found:
+        raise AttackError("no attack fits this update: " + "; ".join(impossible))
+    best = min(found, key=lambda each: (each.loss if each.loss == each.loss else float("inf"), -len(each.inputs)))
+    tried = ", ".join(each.attack for each in found)
+    return replace(best, notes=(f"tried, in this order: {tried}; the best by matching loss is shown", *best.notes))
+
+
+def explains(result: Reconstruction, batch_size: int | None) -> bool:
+    """Whether a reconstruction leaves nothing of the update unexplained."""
+    complete = len(result.inputs) > 0 and (batch_size is None or len(result.inputs) >= batch_size)
+    certified = result.certified is not None and bool(result.certified.all())
+    return complete and (certified or result.loss < EXPLAINED)
+
+
+def _rungs(knowledge: Knowledge, settings: AutomaticAttack) -> Iterator[tuple[str, Callable[..., Reconstruction], Any]]:
+    """The attacks to try, with their settings; each module is imported when its turn comes."""
+    budget: dict[str, Any] = {"seconds": settings.seconds}
+    if knowledge.active is not None:
+        from fedsim.attacks.imprint import imprint
+
+        yield "imprint", imprint, ImprintAttack(name="imprint", **budget)
+    if knowledge.kind == "text":
+        from fedsim.attacks.text import text
+
+        yield "text", text, TextAttack(name="text", **budget)
+        return
+    from fedsim.attacks.closed_form import closed_form
+
+    yield "closed-form", closed_form, ClosedFormAttack(name="closed-form", **budget)
+    if knowledge.kind == "table":
+        from fedsim.attacks.tabular import tabular
+
+        yield "tabular", tabular, TabularAttack(name="tabular", **budget)
+        return
+    from fedsim.attacks.exact import exact
+    from fedsim.attacks.gradient_matching import gradient_matching
+
+    yield "exact", exact, ExactAttack(name="exact", **budget)
+    yield "gradient-matching", gradient_matching, GradientMatchingAttack(name="gradient-matching", **budget)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands show of attacks: progress while they go on, and how each update fared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from fedsim.attacking import AttackReport, Progress
+    from fedsim.federation.run import Run
+
+
+@contextmanager
+def showing_attacks(*, quiet: bool) -> Iterator[Progress]:
+    """What to call before and after each update is attacked: a bar on a terminal, a line anywhere else."""
+    errors = Console(stderr=True)
+    if sys.stdout.isatty() or (quiet and errors.is_terminal):
+        with _bar(errors) as progress:
+            yield progress
+    elif quiet:
+        yield lambda report: None
+    else:
+        yield lambda report: print(attack_line(report), flush=True) if report.found is not None else None
+
+
+@contextmanager
+def _bar(errors: Console) -> Iterator[Progress]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("attack", total=None)
+
+        def show(report: AttackReport) -> None:
+            done = report.number - (report.found is None)
+            words = escape(f"attack {report.attack} on {report.observation}")
+            bar.update(task, description=words, completed=done, total=report.of)
+
+        yield show
+
+
+def attack_line(report: AttackReport) -> str:
+    """An attacked update as `name=value` pairs."""
+    loss = "" if report.loss is None else f" loss={report.loss:.3g}"
+    which = f"attack={report.attack} update={report.observation} number={report.number} of={report.of}"
+    return f"{which} found={report.found}{loss}"
+
+
+def attack_rows(run: Run, names: set[str] | None = None) -> list[tuple[str, str]]:
+    """How each attacked update fared, for people; `names` are the result files to show."""
+    rows = []
+    for entry in _entries(run, names):
+        what = entry["sentence"] or entry["error"] or f"{entry['found']} items, no truth to score them with"
+        rows.append((f"{entry['attack']} on {entry['key']}", str(what)))
+    return rows
+
+
+def attack_documents(run: Run, names: set[str] | None = None) -> list[dict[str, Any]]:
+    """The same for programs."""
+    return list(_entries(run, names))
+
+
+def _entries(run: Run, names: set[str] | None) -> Iterator[dict[str, Any]]:
+    import json
+
+    from fedsim.audit.reconstruction import ReconstructionScore
+
+    for file in sorted((run.path / "attacks").glob("[0-9][0-9][0-9]-*.json")):
+        if names is not None and file.name not in names:
+            continue
+        content = json.loads(file.read_text())
+        for entry in content["observations"]:
+            measured = entry["score"]
+            sentence = ReconstructionScore.from_dict(measured).sentence() if measured else ""
+            yield {"attack": content["attack"], "file": str(file), "settings": content["settings"], **entry,
+                   "sentence": sentence}  # fmt: skip

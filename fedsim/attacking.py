@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Play the attacks of a scenario on the transcript of its run, score them, and write both down.
+
+    RUN/attacks/001-exact.json                 what was known, what was found, how good it is
+    RUN/attacks/001-exact.safetensors          the reconstructions
+    RUN/attacks/001-exact-truth.safetensors    the originals, for scoring and for the report; in simulation only
+
+The attack is given the transcript and the scenario's knowledge. The truth is read after it has answered.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.attacks import attack_named
+from fedsim.attacks.evidence import knowledge_of, knowledge_table, observations, with_labels
+from fedsim.attacks.observation import Observation, Reconstruction
+from fedsim.audit.reconstruction import ReconstructionScore, score
+from fedsim.errors import AttackError
+from fedsim.federation.client import Workplace, workplace
+from fedsim.federation.plan import scenario_json
+from fedsim.federation.run import Run
+from fedsim.federation.transcript import write_json
+from fedsim.scenario import AttackSection, AutomaticAttack, Scenario
+
+
+@dataclass(frozen=True)
+class AttackReport:
+    """One attack on one update, as it goes on."""
+
+    attack: str
+    number: int
+    of: int
+    observation: str
+    found: int | None = None
+    loss: float | None = None
+    sentence: str = ""
+
+
+Progress = Callable[[AttackReport], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Battle:
+    """A run, the scenario with the attacks and the knowledge that are tried on it, and the data for scoring."""
+
+    run: Run
+    scenario: Scenario
+    place: Workplace
+
+
+def attack_run(
+    run: Run, scenario: Scenario | None = None, *, again: bool = True, progress: Progress | None = None
+) -> list[Path]:
+    """Play attacks on a run; the files with their results.
+
+    The attacks and the adversary's knowledge are those of `scenario`, by default the run's own; one without attacks is
+    attacked by the automatic one. Without `again` what was already played with the same settings is left as it is.
+    """
+    scenario = scenario or run.scenario
+    battle = Battle(run, scenario, workplace(scenario_json(run.scenario)))
+    paths = []
+    for settings in scenario.attacks or (AutomaticAttack(),):
+        path, played = _place(run.path / "attacks", _plain(scenario, settings))
+        if again or not played:
+            _play(battle, settings, path, progress or (lambda report: None))
+        paths.append(path)
+    return paths
+
+
+def _place(folder: Path, settings: dict[str, Any]) -> tuple[Path, bool]:
+    """Where the results of these settings belong, and whether they are there: the same settings keep their number."""
+    taken = sorted(folder.glob("[0-9][0-9][0-9]-*.json")) if folder.is_dir() else []
+    for path in taken:
+        if json.loads(path.read_text())["settings"] == settings:
+            return path, True
+    number = 1 + max((int(path.name[:3]) for path in taken), default=0)
+    return folder / f"{number:03d}-{settings['name']}.json", False
+
+
+def _plain(scenario: Scenario, settings: AttackSection) -> dict[str, Any]:
+    return {**settings.model_dump(mode="json"), "knows": scenario.adversary.knows.model_dump(mode="json")}
+
+
+def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progress) -> None:
+    run, scenario, place = battle.run, battle.scenario, battle.place
+    seen = list(islice(observations(run.transcript, run.scenario, place.model), settings.observations))
+    if not seen:
+        raise AttackError(
+            f"{run.path} keeps no update to attack; raise adversary.keep_rounds and keep_clients and run again"
+        )
+    found: dict[str, Tensor] = {}
+    truth: dict[str, Tensor] = {}
+    entries = []
+    for number, observation in enumerate(seen, 1):
+        key = f"round-{observation.round}/" + ("sum" if observation.client is None else f"client-{observation.client}")
+        progress(AttackReport(settings.name, number, len(seen), key))
+        entry = _attack_one(battle, settings, observation, key, found, truth)
+        entries.append(entry)
+        progress(AttackReport(settings.name, number, len(seen), key, entry["found"], entry["loss"], _sentence(entry)))
+    knowledge = knowledge_of(scenario, place.dataset, seen[0])
+    document = {
+        "attack": settings.name,
+        "settings": _plain(scenario, settings),
+        "knowledge": knowledge_table(scenario, seen[0], knowledge),
+        "kind": place.dataset.kind,
+        "observations": entries,
+    }
+    path.parent.mkdir(exist_ok=True)
+    _save(path.with_suffix(".safetensors"), found)
+    if truth:
+        _save(path.with_name(f"{path.stem}-truth.safetensors"), truth)
+    write_json(path, document)
+
+
+def _attack_one(
+    battle: Battle,
+    settings: AttackSection,
+    observation: Observation,
+    key: str,
+    found: dict[str, Tensor],
+    truth: dict[str, Tensor],
+) -> dict[str, Any]:
+    """Attack one update, then score it if its truth is known; the entry of the result file."""
+    scenario, dataset = battle.scenario, battle.place.dataset
+    knowledge = knowledge_of(scenario, dataset, observation)
+    rows = _true_rows(battle.run, observation)
+    if scenario.adversary.knows.labels == "known" and rows is not None:
+        knowledge = with_labels(knowledge, dataset.y_train[rows])
+    entry: dict[str, Any] = {"round": observation.round, "client": observation.client, "key": key, "error": None}
+    try:
+        result = attack_named(settings.name)(observation, knowledge, settings, seed=scenario.seed)
+    except AttackError as error:
+        return entry | {"found": 0, "loss": None, "certified": None, "label_counts": None, "notes": [], "score": None,
+                        "error": str(error)}  # fmt: skip
+    for name, tensor in _tensors(result).items():
+        found[f"{key}/{name}"] = tensor
+    measured = None
+    if rows is not None:
+        originals, labels = dataset.x_train[rows], dataset.y_train[rows]
+        claims, prior = battle.run.claims, dataset.x_test
+        measured = score(result, originals, labels, knowledge, claims=claims, prior=prior, prior_labels=dataset.y_test)
+        truth[f"{key}/inputs"], truth[f"{key}/labels"] = originals.contiguous(), labels.contiguous()
+        truth[f"{key}/assignment"] = torch.tensor(measured.assignment, dtype=torch.int64)
+    return entry | {
+        "found": len(result.inputs),
+        "loss": result.loss if math.isfinite(result.loss) else None,
+        "certified": int(result.certified.sum()) if result.certified is not None else None,
+        "label_counts": result.label_counts.tolist() if result.label_counts is not None else None,
+        "notes": list(result.notes),
+        "score": measured.to_dict() if measured is not None else None,
+    }
+
+
+def _true_rows(run: Run, observation: Observation) -> Tensor | None:
+    """The rows of the training data behind an update, each once; None where nobody knows (a deployed federation)."""
+    path = run.path / "truth" / f"round-{observation.round:05d}.safetensors"
+    if not path.is_file():
+        return None
+    with safe_open(path, framework="pt") as tensors:
+        wanted = None if observation.client is None else f"client-{observation.client}/rows"
+        keys = [key for key in tensors.keys() if (key == wanted if wanted else key.endswith("/rows"))]  # noqa: SIM118
+        rows = [tensors.get_tensor(key) for key in sorted(keys)]
+    if not rows:
+        return None
+    return torch.cat(rows) if observation.kind == "gradient" else torch.cat(rows).unique()
+
+
+def _tensors(result: Reconstruction) -> dict[str, Tensor]:
+    named = {
+        "inputs": result.inputs,
+        "confidence": result.confidence,
+        "labels": result.labels,
+        "cells": result.cells,
+        "certified": result.certified.to(torch.uint8) if result.certified is not None else None,
+    }
+    return {name: tensor.detach().contiguous() for name, tensor in named.items() if tensor is not None}
+
+
+def _sentence(entry: dict[str, Any]) -> str:
+    if entry["error"]:
+        return str(entry["error"])
+    return ReconstructionScore.from_dict(entry["score"]).sentence() if entry["score"] else ""
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    temporary = path.with_suffix(".tmp")
+    save_file(tensors, temporary)
+    temporary.replace(path)
