@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's local training, simulated so that it can be differentiated with respect to the inputs.
+
+    w_{t+1} = step(w_t, gradient of the mean loss at w_t on batch t),   t = 0 .. T-1
+
+is the client's own arithmetic (SGD with momentum and weight decay, or Adam), for K replicas at once: K clients, or K
+starts of one. The gradient of any distance d(w_T - w_0) with respect to all inputs is found by running backwards
+through the steps; only every sqrt(T)-th state is kept, and what lies between is computed again (Chen et al. 2016), so
+memory grows with the square root of the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedsim.training import LocalWork
+
+Distance = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The batch of one local step for K replicas."""
+
+    inputs: Tensor
+    """(K, B, ...)"""
+    labels: Tensor
+    """(K, B) or, for text, (K, B, T)"""
+    shares: Tensor
+    """(K, B): what each example counts for in the mean; 0 where a batch is not full."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The weights (K, P) and the optimiser's memory after some steps."""
+
+    weights: Tensor
+    memory: tuple[Tensor, ...]
+    steps: int
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that the next step depends on."""
+        return (self.weights, *self.memory)
+
+    def detached(self) -> State:
+        """The same values as a new beginning, from which gradients are wanted."""
+        weights, *memory = (tensor.detach().requires_grad_() for tensor in self.tensors())
+        return State(weights, tuple(memory), self.steps)
+
+
+class Simulator:
+    """A client's local work on a model, from the weights that were sent."""
+
+    def __init__(self, model: nn.Module, work: LocalWork) -> None:
+        parameters = dict(model.named_parameters())
+        self.model, self.work = model, work
+        self.names = tuple(parameters)
+        self.shapes = [parameter.shape for parameter in parameters.values()]
+        self.start = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+        self._gradients = vmap(grad(self._loss), in_dims=(0, 0, 0, 0))
+
+    def _loss(self, weights: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+        """sum_i s_i L(x_i, y_i): the mean cross-entropy of a batch (for text: over its tokens)."""
+        pieces = weights.split([shape.numel() for shape in self.shapes])
+        named = {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
+        logits = functional_call(self.model, named, (x,))
+        losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(x), -1).mean(1)
+        return (losses * shares).sum()
+
+    def begin(self, replicas: int) -> State:
+        """K replicas of the weights that the server sent."""
+        weights = self.start.expand(replicas, -1).clone()
+        count = 2 if self.work.optimizer == "adam" else 1 if self.work.momentum else 0
+        return State(weights, tuple(torch.zeros_like(weights) for _ in range(count)), 0)
+
+    def advance(self, state: State, step: Step) -> State:
+        """One local step: the arithmetic of `torch.optim`."""
+        work, weights, number = self.work, state.weights, state.steps + 1
+        gradient = self._gradients(weights, step.inputs, step.labels, step.shares)
+        if work.weight_decay:
+            gradient = gradient + work.weight_decay * weights
+        if work.optimizer == "adam":
+            first = 0.9 * state.memory[0] + 0.1 * gradient
+            second = 0.999 * state.memory[1] + 0.001 * gradient.square()
+            # The square root has no slope at 0: where a weight has never had a gradient, it does not move either.
+            root = torch.where(second > 0, second, 1.0).sqrt() / math.sqrt(1 - 0.999**number)
+            moved = work.learning_rate / (1 - 0.9**number) * first / (torch.where(second > 0, root, 0.0) + 1e-8)
+            return State(weights - moved, (first, second), number)
+        if work.momentum:
+            velocity = work.momentum * state.memory[0] + gradient
+            return State(weights - work.learning_rate * velocity, (velocity,), number)
+        return State(weights - work.learning_rate * gradient, (), number)
+
+    def update(self, steps: Sequence[Step]) -> Tensor:
+        """(K, P): the weights after all steps minus those before, without a graph."""
+        with torch.no_grad():
+            state = self.begin(len(steps[0].inputs))
+            for step in steps:
+                state = self.advance(state, step)
+            return state.weights - self.start
+
+    def slope(
+        self, steps: Sequence[Step], distance: Distance, *, last: int | None = None, segment: int | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """d(w_T - w_0), and its gradient with respect to the inputs of every step.
+
+        `last` truncates: only the last so many steps are differentiated through, the others get the gradient zero.
+        `segment` is the number of steps whose graph is held at once; by default sqrt(T).
+        """
+        segment = segment or max(1, math.isqrt(len(steps)))
+        borders = list(range(0, len(steps), segment))
+        states = self._states(steps, borders)
+        end = states[-1].detached()
+        value = distance(end.weights - self.start)
+        cotangents = torch.autograd.grad(value, end.tensors(), allow_unused=True, materialize_grads=True)
+        gradients = [torch.zeros_like(step.inputs) for step in steps]
+        earliest = 0 if last is None else max(0, len(steps) - last)
+        for border, state in zip(reversed(borders), reversed(states[:-1]), strict=True):
+            if border + segment <= earliest:
+                break
+            chosen = range(border, min(border + segment, len(steps)))
+            cotangents, found = self._backwards(state, [steps[t] for t in chosen], cotangents)
+            for t, gradient in zip(chosen, found, strict=True):
+                gradients[t] = gradient if t >= earliest else gradients[t]
+        return value.detach(), gradients
+
+    def _states(self, steps: Sequence[Step], borders: Sequence[int]) -> list[State]:
+        """The states at the borders, and the last one."""
+        kept: list[State] = []
+        with torch.no_grad():
+            state = self.begin(len(steps[0].inputs))
+            for t, step in enumerate(steps):
+                if t in borders:
+                    kept.append(state)
+                state = self.advance(state, step)
+        return [*kept, state]
+
+    def _backwards(
+        self, state: State, steps: Sequence[Step], cotangents: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """From the gradient with respect to a segment's end to those of its beginning and of its inputs."""
+        begun = state = state.detached()
+        inputs = [step.inputs.detach().requires_grad_() for step in steps]
+        for x, step in zip(inputs, steps, strict=True):
+            state = self.advance(state, Step(x, step.labels, step.shares))
+        wanted = (*begun.tensors(), *inputs)
+        found = torch.autograd.grad(state.tensors(), wanted, cotangents, allow_unused=True, materialize_grads=True)
+        return found[: len(begun.tensors())], found[len(begun.tensors()) :]
