@@ -22,6 +22,8 @@ from torch.func import functional_call, grad, vmap
 
 from fedsim.training import LocalWork
 
+_HELD_ANYWAY = 8  # steps whose graph is small enough to be held whatever their number
+
 Distance = Callable[[Tensor], Tensor]
 
 
@@ -64,7 +66,7 @@ class Simulator:
         self.names = tuple(parameters)
         self.shapes = [parameter.shape for parameter in parameters.values()]
         self.start = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
-        self._gradients = vmap(grad(self._loss), in_dims=(0, 0, 0, 0))
+        self._replicas = vmap(grad(self._loss))
 
     def _loss(self, weights: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
         """sum_i s_i L(x_i, y_i): the mean cross-entropy of a batch (for text: over its tokens)."""
@@ -73,6 +75,12 @@ class Simulator:
         logits = functional_call(self.model, named, (x,))
         losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(x), -1).mean(1)
         return (losses * shares).sum()
+
+    def gradients(self, weights: Tensor, step: Step) -> Tensor:
+        """(K, P): the gradients of the replicas; one alone is spared the detour over batched weights."""
+        if len(weights) == 1:
+            return grad(self._loss)(weights[0], step.inputs[0], step.labels[0], step.shares[0])[None]
+        return self._replicas(weights, step.inputs, step.labels, step.shares)
 
     def begin(self, replicas: int) -> State:
         """K replicas of the weights that the server sent."""
@@ -83,7 +91,7 @@ class Simulator:
     def advance(self, state: State, step: Step) -> State:
         """One local step: the arithmetic of `torch.optim`."""
         work, weights, number = self.work, state.weights, state.steps + 1
-        gradient = self._gradients(weights, step.inputs, step.labels, step.shares)
+        gradient = self.gradients(weights, step)
         if work.weight_decay:
             gradient = gradient + work.weight_decay * weights
         if work.optimizer == "adam":
@@ -114,7 +122,9 @@ class Simulator:
         `last` truncates: only the last so many steps are differentiated through, the others get the gradient zero.
         `segment` is the number of steps whose graph is held at once; by default sqrt(T).
         """
-        segment = segment or max(1, math.isqrt(len(steps)))
+        segment = segment or max(_HELD_ANYWAY, math.isqrt(len(steps)))
+        if segment >= len(steps) and last is None:
+            return self._slope_at_once(steps, distance)
         borders = list(range(0, len(steps), segment))
         states = self._states(steps, borders)
         end = states[-1].detached()
@@ -130,6 +140,16 @@ class Simulator:
             for t, gradient in zip(chosen, found, strict=True):
                 gradients[t] = gradient if t >= earliest else gradients[t]
         return value.detach(), gradients
+
+    def _slope_at_once(self, steps: Sequence[Step], distance: Distance) -> tuple[Tensor, list[Tensor]]:
+        """The same in one go, where the graph of all steps can be held."""
+        inputs = [step.inputs.detach().requires_grad_() for step in steps]
+        state = self.begin(len(inputs[0]))
+        state = State(state.weights.requires_grad_(), state.memory, 0)
+        for x, step in zip(inputs, steps, strict=True):
+            state = self.advance(state, Step(x, step.labels, step.shares))
+        value = distance(state.weights - self.start)
+        return value.detach(), list(torch.autograd.grad(value, inputs))
 
     def _states(self, steps: Sequence[Step], borders: Sequence[int]) -> list[State]:
         """The states at the borders, and the last one."""

@@ -23,7 +23,15 @@ from torch import Tensor, nn
 from fedsim.errors import ModelError
 from fedsim.randomness import stream
 from fedsim.residual import ResNet, norm_layer
-from fedsim.scenario import CnnModel, ImportedModel, LogisticModel, MlpModel, ResnetModel, TransformerModel
+from fedsim.scenario import (
+    CnnModel,
+    ImportedModel,
+    ImprintModel,
+    LogisticModel,
+    MlpModel,
+    ResnetModel,
+    TransformerModel,
+)
 from fedsim.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -66,6 +74,8 @@ def build_model(
                 return _linear_layers("mlp", widths, _ACTIVATIONS[spec.activation])
             case CnnModel():
                 return _cnn(spec, dataset_shape, classes)
+            case ImprintModel():
+                return _imprint(spec, dataset_shape, classes)
             case ResnetModel():
                 blocks = {"resnet8": (1, 1, 1), "resnet18": (2, 2, 2, 2)}[spec.name]
                 return ResNet(spec.name, dataset_shape[0], classes, blocks, spec.width, spec.norm)
@@ -94,7 +104,7 @@ def _check_fit(spec: ModelSection, shape: Shape, kind: Kind | None) -> None:
             raise ModelError(f"model.dim {spec.dim} is not a multiple of model.heads {spec.heads}")
     elif kind == "text":
         raise ModelError(f"model.name {spec.name} does not read text; use transformer")
-    elif isinstance(spec, CnnModel | ResnetModel):
+    elif isinstance(spec, CnnModel | ResnetModel | ImprintModel):
         if len(shape) != 3:
             raise ModelError(f"model.name {spec.name} reads images, but the data has inputs of shape {shape}; use mlp")
         smallest = 8 if isinstance(spec, ResnetModel) else 6 if spec.variant == "convnet" else 4
@@ -131,6 +141,14 @@ def _cnn(spec: CnnModel, shape: Shape, classes: int) -> nn.Module:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     return model.train()
+
+
+def _imprint(spec: ImprintModel, shape: Shape, classes: int) -> nn.Module:
+    inner = _cnn(CnnModel(name="cnn", variant=spec.variant), shape, classes)
+    size = math.prod(shape)
+    block = [nn.Flatten(), nn.Linear(size, spec.bins), nn.ReLU() if spec.activation == "relu" else nn.Hardtanh(0, 1)]
+    behind = [nn.Linear(spec.bins, size), nn.Unflatten(1, shape), *inner.children()]
+    return Stack(f"imprint {spec.bins} before {getattr(inner, 'title', 'cnn')}", *block, *behind).train()
 
 
 def _small(spec: CnnModel, shape: Shape) -> list[nn.Module]:

@@ -20,6 +20,7 @@ from fedsim.data.images import load_folder, pixels
 from fedsim.data.text import load_text
 from fedsim.errors import DataError
 from fedsim.scenario import CsvData, EmbeddedData, HubData, ImageFolderData, NpzData, TextData
+from fedsim.scenario.data import DescriptionsData
 
 if TYPE_CHECKING:
     from fedsim.scenario import DataSection
@@ -45,7 +46,7 @@ def _load(spec: DataSection, seed: int, stamp: tuple[int, ...]) -> Dataset:
             return load_csv(spec, seed)
         case ImageFolderData():
             return load_folder(spec, seed)
-        case TextData():
+        case TextData() | DescriptionsData():
             return load_text(spec, seed)
         case HubData():
             from fedsim.data.hub import load_hub
@@ -56,7 +57,7 @@ def _load(spec: DataSection, seed: int, stamp: tuple[int, ...]) -> Dataset:
 def _stamp(spec: DataSection) -> tuple[int, ...]:
     """What changes when the file, or a folder of images or of classes, changes."""
     path = Path(getattr(spec, "path", "")).expanduser()
-    if isinstance(spec, EmbeddedData | HubData) or not path.exists():
+    if isinstance(spec, EmbeddedData | DescriptionsData | HubData) or not path.exists():
         return ()
     folders = sorted(path.rglob("*/")) if path.is_dir() else []
     return tuple(number for entry in [path, *folders] for number in (entry.stat().st_mtime_ns, entry.stat().st_size))

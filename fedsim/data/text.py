@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ import torch
 
 from fedsim.data.dataset import Array, Dataset, existing_file, from_arrays
 from fedsim.errors import DataError
-from fedsim.scenario import TextData
+from fedsim.scenario.data import DescriptionsData, TextData
 
 UNKNOWN = "�"
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]|\n")
@@ -51,31 +52,36 @@ def tokenise(text: str, unit: Literal["characters", "words"]) -> Sequence[str]:
     return text if unit == "characters" else _WORD.findall(text)
 
 
-def load_text(spec: TextData, seed: int) -> Dataset:
+def load_text(spec: TextData | DescriptionsData, seed: int) -> Dataset:
     """A `.txt` file is one text; `.json` or `.json.gz` maps each speaker, a natural client, to a list of texts.
 
-    The texts of a speaker are joined by line ends and cut into windows of `length` tokens that do not overlap; what is
-    left over at the end is dropped. The vocabulary is that of the whole file: a federation agrees on it beforehand.
+    Each of scikit-learn's descriptions is a client. The texts of a speaker are joined by line ends and cut into windows
+    of `length` tokens that do not overlap; what is left over at the end is dropped. The vocabulary is that of the whole
+    file: a federation agrees on it beforehand.
     """
-    speakers = _read_speakers(spec)
-    streams = {name: tokenise(text, spec.tokens) for name, text in speakers.items()}
+    if isinstance(spec, DescriptionsData):
+        name, where, natural = str(spec.source), f"data.source {spec.source}", True
+        speakers = _descriptions()
+    else:
+        name, where, natural = Path(spec.path).name, f"data.path {spec.path}", spec.path.endswith((".json", ".json.gz"))
+        speakers = _read_speakers(spec)
+    streams = {speaker: tokenise(text, spec.tokens) for speaker, text in speakers.items()}
     counts = Counter(token for tokens in streams.values() for token in tokens)
     counts.pop(UNKNOWN, None)
     kept = sorted(counts, key=lambda token: (-counts[token], token))[: spec.vocabulary - 1]
     vocabulary = Vocabulary((UNKNOWN, *kept), spec.tokens)
-    windows = {name: _windows(tokens, vocabulary, spec.length) for name, tokens in streams.items()}
-    windows = {name: pair for name, pair in windows.items() if len(pair[0])}
+    windows = {speaker: _windows(tokens, vocabulary, spec.length) for speaker, tokens in streams.items()}
+    windows = {speaker: pair for speaker, pair in windows.items() if len(pair[0])}
     if not windows:
         longest = max(len(tokens) for tokens in streams.values())
         raise DataError(
-            f"data.path {spec.path} has at most {longest} {spec.tokens} in one text, too few for windows of"
+            f"{where} has at most {longest} {spec.tokens} in one text, too few for windows of"
             f" data.length {spec.length} and one to predict"
         )
     x, y = (torch.from_numpy(np.concatenate([pair[i] for pair in windows.values()])) for i in (0, 1))
     groups = np.repeat(np.arange(len(windows)), [len(pair[0]) for pair in windows.values()])
-    natural = spec.path.endswith((".json", ".json.gz"))
     return from_arrays(
-        Path(spec.path).name, "text", x, y, spec, seed,
+        name, "text", x, y, spec, seed,
         class_names=vocabulary.tokens, encoding=vocabulary,
         groups=groups if natural else None, group_names=tuple(windows) if natural else (),
     )  # fmt: skip
@@ -86,6 +92,12 @@ def _windows(tokens: Sequence[str], vocabulary: Vocabulary, length: int) -> tupl
     numbers = np.array([vocabulary.numbers.get(token, 0) for token in tokens], dtype=np.int64)
     n = max(len(numbers) - 1, 0) // length
     return numbers[: n * length].reshape(n, length), numbers[1 : n * length + 1].reshape(n, length)
+
+
+def _descriptions() -> dict[str, str]:
+    """The text that scikit-learn has on each of its data sets, by the name of the data set."""
+    texts = {file.name: file for file in files("sklearn.datasets.descr").iterdir() if file.name.endswith(".rst")}
+    return {name.removesuffix(".rst"): texts[name].read_text("utf-8") for name in sorted(texts)}
 
 
 def _read_speakers(spec: TextData) -> dict[str, str]:

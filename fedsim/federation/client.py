@@ -21,11 +21,14 @@ from fedsim.data import Dataset, Partition, load_dataset, make_partition
 from fedsim.errors import FedsimError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.inline import error_reply
+from fedsim.federation.inspection import inspect_model
 from fedsim.models import build_model
 from fedsim.privacy import add_gaussian, add_laplace, clip, noise_share, prune, quantise, sign, within_norm
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Compression, Prune, Quantise, Scenario
 from fedsim.training import CohortResult, ExampleClipping, Layout, LocalWork, layout_of, train_cohort
+
+INSPECTED = 64  # examples that a client tries a model on before it trains with it
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,9 @@ def _train(place: Workplace, messages: Sequence[Message], clients: Sequence[int]
     scenario, config = place.scenario, messages[0].content.config_records["config"]
     randomness = [ClientRandomness(scenario.seed, int(_number(config, "server-round")), client) for client in clients]
     start = to_flat(messages[0].content.array_records["arrays"], place.layout)
+    if scenario.defence.inspect_model != "off":
+        for client in clients:
+            _inspect(place, start, client)
     work = local_work(scenario, _number(config, "example-noise-multiplier"))
     result = _local_results(place, clients, start, work, randomness)
     weights = result.examples.float() if config["weighting"] == "examples" else torch.ones(len(clients))
@@ -120,6 +126,23 @@ def _train(place: Workplace, messages: Sequence[Message], clients: Sequence[int]
         content = RecordDict({"arrays": to_record(updates[k], place.layout), "metrics": metrics})
         replies.append(Message(content, reply_to=message))
     return replies
+
+
+def _inspect(place: Workplace, start: Tensor, client: int) -> None:
+    """Warn of a model that looks as if it were made to leak, or refuse it.
+
+    Under a privacy claim only the weights are looked at: what depends on the client's data must not show in a refusal.
+    """
+    rows = place.partition.members(client)[:INSPECTED]
+    private = is_private(place.scenario) or not len(rows)
+    examples = None if private else (place.dataset.x_train[rows], place.dataset.y_train[rows])
+    suspicions = inspect_model(place.model, place.layout.unflatten(start), examples)
+    if not suspicions:
+        return
+    reasons = "; ".join(map(str, suspicions))
+    if place.scenario.defence.inspect_model == "refuse":
+        raise FedsimError(f"the model looks as if it were made to leak: {reasons}")
+    logging.getLogger("fedsim").warning("client %d was sent a model that looks made to leak: %s", client, reasons)
 
 
 def _local_results(

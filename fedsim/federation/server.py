@@ -8,15 +8,17 @@ loop is here; it calls the strategy as Flower would.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedsim.data import Dataset, Partition
 from fedsim.errors import RunError
 from fedsim.federation.arrays import to_flat, to_record
+from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.folder import Checkpoint, RunWriter
 from fedsim.federation.inline import client_of, node_of
@@ -26,7 +28,9 @@ from fedsim.privacy import PrivacyClaim
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, FedAvg
 from fedsim.strategies.fedavg import Rules
+from fedsim.strategies.malicious import Forge, malicious, sent_models
 from fedsim.strategies.replies import Arrival, Refusal, secure_sum
+from fedsim.training import Layout
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,24 @@ def play_round(
     """One round: send the model, collect what comes back, write both down, aggregate."""
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
     config = dict(messages[0].content.config_records["config"]) if messages else {}
-    size = 4 * strategy.model.numel()
-    sent = MessageLine(round_, "sent", "model", clients=len(messages), config=config, bytes=size)
-    writer.transcript.sent(sent, strategy.model)
+    _write_sent(writer, strategy, MessageLine(round_, "sent", "model", config=config), messages)
     replies = list(grid.send_and_receive(messages))
     if plan.scenario.defence.secure_aggregation:
         replies = secure_sum(replies, plan.layout, client_of)
     aggregate, metrics = strategy.aggregate_train(round_, replies)
     return arrays if aggregate is None else aggregate, metrics or MetricRecord()
+
+
+def _write_sent(writer: RunWriter, strategy: FedAvg, line: MessageLine, messages: Sequence[Message]) -> None:
+    """What went out: one line for the cohort, or for each client where an active server sent them different models."""
+    line = replace(line, bytes=4 * strategy.model.numel())
+    models = sent_models(messages, strategy.layout)
+    different = {id(model): model for model in models.values()}
+    if len(different) > 1:
+        lines = [(replace(line, client=client_of(node)), model) for node, model in models.items()]
+        writer.transcript.sent_to_each(lines, getattr(strategy, "template", None))
+    else:
+        writer.transcript.sent(replace(line, clients=len(messages)), next(iter(different.values()), strategy.model))
 
 
 def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequence[Refusal]], None]) -> FedAvg:
@@ -133,7 +147,16 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
         example_noise=plan.noise.example or 0.0,
         secure_aggregation=scenario.defence.secure_aggregation,
     )
-    return STRATEGIES[scenario.strategy.name](plan.layout, rules, observer)
+    strategy = STRATEGIES[scenario.strategy.name]
+    if scenario.adversary.active is not None:
+        strategy = malicious(strategy, forge_of(scenario, plan.model, plan.layout, plan.dataset, plan.partition))
+    return strategy(plan.layout, rules, observer)
+
+
+def forge_of(scenario: Scenario, model: nn.Module, layout: Layout, dataset: Dataset, partition: Partition) -> Forge:
+    """What an active server crafts with; how many examples a client holds it guesses from the first few."""
+    sizes = sorted(partition.size(client) for client in range(min(partition.population, 100)))
+    return Forge(scenario, model, layout, dataset, local_work(scenario, 0.0), max(1, sizes[len(sizes) // 2]))
 
 
 def _received(

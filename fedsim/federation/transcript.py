@@ -3,7 +3,8 @@
 
     transcript/layout.json                    the names and shapes of the model's tensors
     transcript/messages.jsonl                 one line a message; the SHA-256 of tensors that are kept
-    transcript/round-00001-sent.safetensors   the model that the server sent in round 1
+    transcript/round-00001-sent.safetensors   the model that the server sent in round 1; "client-7/fc.weight" where it
+                                              sent every client another one, and what it made them from
     transcript/round-00001-received.safetensors   the updates that it received, "client-7/fc.weight", or their sum
 
 It holds nothing that a server could not see: under secure aggregation sums only. The files can be read while they grow.
@@ -67,6 +68,17 @@ class TranscriptWriter:
             save_tensors(self.folder / file, {"model": model}, self.layout)
         self._append([replace(line, file=file, sha256=sha256(model)) if file else line])
 
+    def sent_to_each(self, lines: Sequence[tuple[MessageLine, Tensor]], template: Tensor | None) -> None:
+        """The models (P,) that went to clients which did not all get the same, and what they were made from."""
+        if not lines:
+            return
+        round_ = lines[0][0].round
+        file = f"round-{round_:05d}-sent.safetensors" if keeps_round(self.adversary, round_) else None
+        if file:
+            rows = {key_of(line): model for line, model in lines}
+            save_tensors(self.folder / file, rows | ({} if template is None else {"model": template}), self.layout)
+        self._append([replace(line, file=file, sha256=sha256(model)) if file else line for line, model in lines])
+
     def received(self, round_: int, arrivals: Sequence[tuple[MessageLine, Tensor | None]]) -> None:
         """What came back: each message with its tensor (P,), where it has one."""
         with_tensor = [(line, row) for line, row in arrivals if row is not None]
@@ -113,9 +125,11 @@ class Transcript:
             with path.open() as lines:
                 yield from (MessageLine(**json.loads(line)) for line in lines if line.endswith("\n"))
 
-    def model(self, round_: int) -> dict[str, Tensor]:
-        """The model that was sent in a round."""
-        return self._tensors(f"round-{round_:05d}-sent.safetensors", "model")
+    def model(self, round_: int, client: int | None = None) -> dict[str, Tensor]:
+        """The model that was sent in a round, to a client; without one (a sum), what all clients' were made from."""
+        file = f"round-{round_:05d}-sent.safetensors"
+        own = f"client-{client}"
+        return self._tensors(file, own if client is not None and self._holds(file, own) else "model")
 
     def update(self, round_: int, client: int) -> dict[str, Tensor]:
         """The update (or gradient) that a client sent in a round."""
@@ -135,6 +149,13 @@ class Transcript:
                     raise RunError(f"{self.folder / line.file} is damaged: {key_of(line)} does not have its SHA-256")
                 checked += 1
         return checked
+
+    def _holds(self, file: str, key: str) -> bool:
+        path = self.folder / file
+        if not path.is_file():
+            return False
+        with safe_open(path, framework="pt") as tensors:
+            return f"{key}/{next(iter(self.shapes))}" in tensors.keys()  # noqa: SIM118 - not a mapping
 
     def _tensors(self, file: str, key: str) -> dict[str, Tensor]:
         path = self.folder / file
@@ -160,9 +181,9 @@ def keeps_client(adversary: AdversarySection, client: int, position: int) -> boo
 
 def key_of(line: MessageLine) -> str:
     """The name of a message's tensors within its file."""
-    if line.kind == "model":
-        return "model"
-    return "sum" if line.client is None else f"client-{line.client}"
+    if line.client is not None:
+        return f"client-{line.client}"
+    return "model" if line.kind == "model" else "sum"
 
 
 def sha256(flat: Tensor) -> str:

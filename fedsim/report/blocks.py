@@ -53,6 +53,7 @@ class Definitions:
 
     kind: ClassVar = "definitions"
     items: tuple[tuple[str, str], ...]
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,59 @@ class Drawing:
         return f"data:text/csv;charset=utf-8,{quote(self.data.csv)}" if len(self.data.csv) <= EMBEDDED_CSV else None
 
 
-Block = Paragraph | Bullets | Definitions | Source | Table | Drawing
+@dataclass(frozen=True)
+class Picture:
+    """An original beside its reconstruction, each a PNG as a `data:` link; None where there is none."""
+
+    original: str | None
+    found: str | None
+    caption: str
+    alt: str
+    right: bool | None = None
+    certified: bool = False
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures in pairs, at a size that a person can judge."""
+
+    kind: ClassVar = "pictures"
+    title: str
+    items: tuple[Picture, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A cell or a token of something reconstructed, and whether it is wrong."""
+
+    text: str
+    wrong: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row or a text beside its reconstruction, part by part; None where there is none."""
+
+    original: tuple[Part, ...] | None
+    found: tuple[Part, ...] | None
+    caption: str
+    certified: bool = False
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows (under `columns`) or texts (without) in pairs, with what is wrong marked."""
+
+    kind: ClassVar = "pairs"
+    title: str
+    columns: tuple[str, ...]
+    items: tuple[Pair, ...]
+    note: str = ""
+
+
+Block = Paragraph | Bullets | Definitions | Source | Table | Drawing | Pictures | Pairs
 
 
 @dataclass(frozen=True)

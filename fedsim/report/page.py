@@ -14,11 +14,12 @@ from markupsafe import Markup
 
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
+from fedsim.report.attack_files import total_right
 from fedsim.report.blocks import Fact, Section
 from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
 from fedsim.report.run_files import RunFiles, Spent, read_run_files
-from fedsim.report.sections import SECTIONS
+from fedsim.report.sections import sections_of
 
 # The only script: a button that swaps the themes. The page is complete without it.
 THEME_SCRIPT = """
@@ -36,7 +37,7 @@ def write_report(run_path: Path) -> Path:
     The same folder gives the same bytes. A run that is still growing gives a report that says so.
     """
     run = read_run_files(run_path)
-    sections = tuple(section for make in SECTIONS if (section := make(run)) is not None)
+    sections = sections_of(run)
     figures = run_path / "figures"
     figures.mkdir(exist_ok=True)
     for section in sections:
@@ -70,7 +71,7 @@ def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
 
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
-    return (_accuracy(run), _rounds(run), _clients(run), _seen(run), *_claims(run))
+    return (_accuracy(run), _rounds(run), _clients(run), _seen(run), *_reconstructed(run), *_claims(run))
 
 
 def status(run: RunFiles) -> str:
@@ -115,6 +116,17 @@ def _seen(run: RunFiles) -> Fact:
         noun = "gradient"
     how = "no single update" if noun == "sum" else "one by one"
     return Fact("The server saw", words.count(len(run.received), noun), f"{how}; {failures}")
+
+
+def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
+    """What the most successful attack got, where the truth is known."""
+    totals = [(total_right(files), files.document) for files in run.attacks if files.scores]
+    if not totals:
+        return ()
+    right, best = max(totals, key=lambda pair: (pair[0].share, pair[0].right))
+    noun = {"image": "pictures", "table": "rows", "text": "texts"}[best.kind]
+    note = f"{noun}, by the attack {best.attack}"
+    return (Fact("Reconstructed", f"{right.right:,} of {right.of:,}", note, wide=True, alarming=right.right > 0),)
 
 
 def _claims(run: RunFiles) -> tuple[Fact, ...]:

@@ -112,6 +112,7 @@ def _drawing(run: RunFiles, lines: dict[Key, list[tuple[int, float]]]) -> Drawin
                 color=COLOURS[number % len(COLOURS)],
                 marker=MARKERS[number % len(MARKERS)],
                 linestyle=DASHES[number % len(DASHES)],
+                drawstyle="steps-post",  # nothing is spent between rounds
                 markevery=max(1, len(points) // 25),
                 label="\n".join(textwrap.wrap(label, 40 if narrow else 100)),
             )

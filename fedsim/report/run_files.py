@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedsim.errors import PrivacyError, RunError, ScenarioError
 from fedsim.privacy.claim import PrivacyClaim
+from fedsim.report.attack_files import AttackFiles, read_attacks
 from fedsim.scenario import Scenario
 from fedsim.scenario_file import parse_scenario
 
@@ -118,6 +119,11 @@ class RunFiles:
         for message in self.messages:
             by_round[message.round].append(message)
         return dict(sorted(by_round.items()))
+
+    @cached_property
+    def attacks(self) -> tuple[AttackFiles, ...]:
+        """What attacks have found, in order; read when it is first asked for."""
+        return read_attacks(self.path)
 
     @cached_property
     def received(self) -> tuple[Message, ...]:

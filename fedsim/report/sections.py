@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of the report, in order. A section is a plain function of the run's files; None where it has nothing.
+"""The sections of the report, in order: plain functions of the run's files, to one section, several, or None.
 
 A later page is one more function in SECTIONS.
 """
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedsim.report import words
+from fedsim.report.attack_pages import attack_pages
 from fedsim.report.blocks import Cell, Definitions, Drawing, Paragraph, Section, Source, Table
 from fedsim.report.figures import BLUE, GREEN, ORANGE, fill_cells, make_drawing, round_axis
 from fedsim.report.privacy_spent import privacy_spent
@@ -51,7 +52,8 @@ def learning(run: RunFiles) -> Section | None:
         accuracy.set_ylim(0, 1.02)
         _curve(loss, rows, 2, ORANGE, "s", "-", "test loss")
         _curve(loss, rows, 3, GREEN, "^", "--", "training loss")
-        loss.set_ylim(bottom=0)
+        # The default margin is a share of what the values vary by: next to nothing, where a loss hardly falls.
+        loss.set_ylim(0, 1.06 * max(loss.dataLim.ymax, 1e-9) if loss.lines else 1.0)
         if loss.lines:
             loss.legend(loc="best")
         for axes, label in ((accuracy, "accuracy on held-out rows"), (loss, "cross-entropy loss")):
@@ -109,7 +111,7 @@ def partition(run: RunFiles) -> Section | None:
     heat = 0 < classes <= MOST_CLASSES
     population = run.summary.population or len(picture.clients)
     shown = len(picture.clients)
-    which = "All clients" if shown == population else f"{shown:,} of {population:,} clients"
+    which = "All clients" if shown == population else f"The {shown:,} of {population:,} clients that took part first"
     low, high, median = min(picture.sizes), max(picture.sizes), float(np.median(picture.sizes))
     text = f"{which} are shown. "
     if low == high:
@@ -215,4 +217,19 @@ def _short(name: str, limit: int) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
-SECTIONS: tuple[Callable[[RunFiles], Section | None], ...] = (what_ran, learning, partition, privacy_spent, server_view)
+SECTIONS: tuple[Callable[[RunFiles], Section | Sequence[Section] | None], ...] = (
+    what_ran,
+    learning,
+    partition,
+    privacy_spent,
+    server_view,
+    attack_pages,
+)
+
+
+def sections_of(run: RunFiles) -> tuple[Section, ...]:
+    """All sections that have something to say, in order."""
+    made = (make(run) for make in SECTIONS)
+    return tuple(
+        section for one in made if one is not None for section in ((one,) if isinstance(one, Section) else one)
+    )

@@ -64,7 +64,8 @@ def _saw(run: RunFiles, took_part: Participation) -> tuple[str, ...]:
         items.append(f"{words.count(len(single), what)}{how}, each with the client that it came from")
     if sums:
         items.append(f"{words.count(len(sums), 'sum')} of a round's updates")
-    items.append(f"who took part in each round ({words.count(len(took_part), 'different client')} so far)")
+    yet = "" if run.finished else " so far"
+    items.append(f"who took part in each round ({words.count(len(took_part), 'different client')}{yet})")
     if any(m.examples is not None for m in single):
         items.append(f"how many examples each client holds{beside}")
     if any(m.loss is not None for m in single):

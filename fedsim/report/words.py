@@ -152,8 +152,14 @@ def _strategy(scenario: sc.Scenario) -> str:
     uniform = strategy.weighting == "uniform" or (strategy.weighting is None and scenario.defence.client_dp)
     words += "; the server averages them " + ("uniformly" if uniform else "by examples")
     momentum = f", momentum {number(strategy.server_momentum)}" if strategy.server_momentum else ""
-    optimizer = f"{strategy.server_optimizer.upper()}, learning rate {number(strategy.server_learning_rate)}{momentum}"
+    optimizer = (
+        f"{_optimizer(strategy.server_optimizer)}, learning rate {number(strategy.server_learning_rate)}{momentum}"
+    )
     return f"{words} and applies them with {optimizer}"
+
+
+def _optimizer(name: str) -> str:
+    return {"adam": "Adam", "adamw": "AdamW"}.get(name, name.upper())
 
 
 def _client(scenario: sc.Scenario) -> str:
@@ -166,7 +172,7 @@ def _client(scenario: sc.Scenario) -> str:
             else f"one gradient, of a batch of {client.batch_size:,}"
         )
     length = count(client.steps, "step") if client.steps is not None else count(client.epochs, "epoch")
-    optimizer = f"{client.optimizer.upper()} with learning rate {number(client.learning_rate)}"
+    optimizer = f"{_optimizer(client.optimizer)} with learning rate {number(client.learning_rate)}"
     extras = [
         f"{name} {number(value)}"
         for name, value in (("momentum", client.momentum), ("weight decay", client.weight_decay))

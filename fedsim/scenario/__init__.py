@@ -7,11 +7,13 @@ defence the clients use, what the server keeps of what it sees, and the seed. No
 Reading a file, overriding fields and naming the line of an error is the work of `fedsim.scenario_file`.
 """
 
+from fedsim.scenario.active import ActiveSection, FishingServer, ImprintServer, PerClientServer, TrapServer
 from fedsim.scenario.attack import (
     AttackSection,
     AutomaticAttack,
     ClosedFormAttack,
     ExactAttack,
+    FedAvgAttack,
     GradientMatchingAttack,
     ImprintAttack,
     KnowledgeSection,
@@ -48,6 +50,7 @@ from fedsim.scenario.defence import (
 from fedsim.scenario.model import (
     CnnModel,
     ImportedModel,
+    ImprintModel,
     LogisticModel,
     MlpModel,
     ModelSection,
@@ -58,6 +61,7 @@ from fedsim.scenario.section import Section
 from fedsim.scenario.whole import AdversarySection, EngineSection, Scenario
 
 __all__ = [
+    "ActiveSection",
     "AdaptiveClipping",
     "AdversarySection",
     "AttackSection",
@@ -77,14 +81,18 @@ __all__ = [
     "EngineSection",
     "ExactAttack",
     "ExampleDp",
+    "FedAvgAttack",
     "FedAvgStrategy",
     "FedSgdStrategy",
+    "FishingServer",
     "GradientMatchingAttack",
     "HubData",
     "IidPartition",
     "ImageFolderData",
     "ImportedModel",
     "ImprintAttack",
+    "ImprintModel",
+    "ImprintServer",
     "KnowledgeSection",
     "LabelsAttack",
     "LogisticModel",
@@ -92,6 +100,7 @@ __all__ = [
     "ModelSection",
     "NpzData",
     "PartitionSection",
+    "PerClientServer",
     "Prune",
     "Quantise",
     "QuantityPartition",
@@ -105,4 +114,5 @@ __all__ = [
     "TextAttack",
     "TextData",
     "TransformerModel",
+    "TrapServer",
 ]

@@ -46,6 +46,36 @@ class GradientMatchingAttack(_Attack):
 
     name: Literal["gradient-matching"]
     """Optimisation, for whatever can be differentiated twice."""
+    distance: Literal["auto", "squared", "cosine", "l1", "angular"] = "auto"
+    """d; angular: the mean angle over the parameters. auto: squared for L-BFGS, else cosine."""
+    optimizer: Literal["auto", "adam", "signed-adam", "lbfgs"] = "auto"
+    """auto: L-BFGS in float64 for networks that are twice differentiable, else Adam on the signs of the gradient."""
+    iterations: int = Field(600, ge=1)
+    """At most so many evaluations of each restart; early stopping may need less."""
+    learning_rate: float = Field(0.05, gt=0)
+    """Of Adam, as a share of the range of values (or of their standard deviation, where no range is known)."""
+    decay: Literal["cosine", "steps", "none"] = "cosine"
+    """How the learning rate falls; steps: a tenth at 3/8, 5/8 and 7/8."""
+    restarts: int = Field(1, ge=1, le=64)
+    """Starts that descend side by side; the first is grey, or what the features say, the others are random."""
+    patience: int = Field(150, ge=1)
+    """A restart that has not improved by 1% in so many iterations stops."""
+    features: bool = True
+    """First read the inputs of the first linear layer exactly from its gradient, where possible, and invert the layers
+    before it; matching goes on from there."""
+    total_variation: float = Field(1e-3, ge=0)
+    """Weight at the start, for values scaled to a range of 1; it falls to what the known noise justifies: without noise
+    to 0."""
+    l2: float = Field(0.0, ge=0)
+    """Weight of the mean square of the inputs."""
+    patch: float = Field(0.0, ge=0)
+    """Weight of the jumps across the borders of 4x4 patches."""
+    batch_norm: float = Field(1e-3, ge=0)
+    """Weight of the batch's own BatchNorm statistics, which the update reveals; without such layers it does nothing."""
+    value_range: Literal["hard", "soft", "off"] = "hard"
+    """How the known range of the inputs is used: never left, left at a price, or not used."""
+    group_consistency: float = Field(0.0, ge=0)
+    """Weight of the distance from the mean of all restarts."""
 
 
 class TabularAttack(_Attack):
@@ -53,6 +83,16 @@ class TabularAttack(_Attack):
 
     name: Literal["tabular"]
     """Rows of a table, with a confidence for every cell."""
+    walkers: int = Field(256, ge=1)
+    """Walkers that search the span of the gradients for single rows, all at once."""
+    sweeps: int = Field(240, ge=0)
+    """Most sweeps of the walkers; 0: no search for single rows."""
+    starts: int = Field(30, ge=2)
+    """Members of the ensemble, for the rows that the search does not find."""
+    iterations: int = Field(600, ge=1)
+    """Steps of every member."""
+    calibrate: bool = True
+    """Attack the own reconstruction too, to learn how often agreement is right: twice the time, honest confidence."""
 
 
 class TextAttack(_Attack):
@@ -60,6 +100,8 @@ class TextAttack(_Attack):
 
     name: Literal["text"]
     """Sequences of tokens."""
+    beam: int = Field(64, ge=1)
+    """The most beginnings of sequences that are followed at once."""
 
 
 class ImprintAttack(_Attack):
@@ -67,6 +109,45 @@ class ImprintAttack(_Attack):
 
     name: Literal["imprint"]
     """The second half of an active server's attack."""
+
+
+class FedAvgAttack(_Attack):
+    """Simulates the client's local training on guessed inputs, and differentiates through it (Dimitrov et al. 2022)."""
+
+    name: Literal["fedavg"]
+    """Inputs from a weight update of several epochs, whatever the order of the batches was."""
+    exact_first: bool = True
+    """Try exact inversion first, which the order of the batches does not concern."""
+    surrogate: int = Field(0, ge=0)
+    """Iterations of the surrogate model (Zhu et al. 2023) for a first guess; 0: none."""
+    simulation: Literal["steps", "epochs", "gradient"] = "steps"
+    """steps: every local step as it is; the baselines: one step for an epoch, one gradient for everything."""
+    inputs: Literal["free", "shared"] = "free"
+    """free: guessed anew in every epoch; shared: one set for all epochs, which assumes a known order."""
+    prior: Literal["mean", "max", "sorted", "moments"] = "mean"
+    """What all epochs must have in common: a statistic of their inputs that does not depend on the order."""
+    prior_distance: Literal["l2", "l1", "cosine"] = "l2"
+    """How far apart two epochs' statistics are."""
+    prior_weight: float = Field(1.0, ge=0)
+    """Weight of the order-invariant prior; 0 leaves it out."""
+    distance: Literal["whole", "layers", "cosine"] = "cosine"
+    """Squared distance of the updates, relative to the norm of the whole or of each layer; or 1 - their cosine."""
+    total_variation: float = Field(0.001, ge=0)
+    """Weight of the total variation of images."""
+    optimizer: Literal["adam", "signed"] = "signed"
+    """Adam on the gradient, or on its signs (Geiping et al. 2020)."""
+    iterations: int = Field(400, ge=1)
+    """Steps of the optimiser."""
+    learning_rate: float = Field(0.1, gt=0)
+    """Of Adam, with cosine decay to a fiftieth."""
+    start_spread: float = Field(0.1, ge=0)
+    """Standard deviation of the first guess, as a share of the inputs' range."""
+    restarts: int = Field(1, ge=1)
+    """Starts, as replicas; the best by matching loss is returned."""
+    unroll: int | None = Field(None, ge=1)
+    """Differentiate through the last so many local steps only; null: through all."""
+    segment: int | None = Field(None, ge=1)
+    """Local steps whose graph is held at once; null: the square root of their number."""
 
 
 class AutomaticAttack(_Attack):
@@ -85,6 +166,7 @@ AttackSection = Annotated[
         | TabularAttack
         | TextAttack
         | ImprintAttack
+        | FedAvgAttack
         | AutomaticAttack,
         Field(discriminator="name"),
     ],

@@ -61,19 +61,29 @@ class ImageFolderData(_Data):
     """One grey channel in place of three colours."""
 
 
-class TextData(_Data):
-    """A local `.txt` file, or `.json[.gz]` that maps a speaker to a list of texts (natural clients)."""
-
-    source: Literal["text"]
-    """Text, cut into windows of characters or words; the model predicts each next token."""
-    path: str
-    """The file, relative to the working directory."""
+class _Text(_Data):
     tokens: Literal["characters", "words"] = "characters"
     """What a token is."""
     length: int = Field(32, ge=2, le=1024)
     """Tokens in one example."""
     vocabulary: int = Field(2000, ge=2)
     """The most frequent tokens that are kept; the others become one unknown token."""
+
+
+class DescriptionsData(_Text):
+    """Real English that comes with an installed package: what scikit-learn says of its data sets."""
+
+    source: Literal["descriptions"]
+    """14 texts, 43,000 characters, each a natural client; the model predicts each next token."""
+
+
+class TextData(_Text):
+    """A local `.txt` file, or `.json[.gz]` that maps a speaker to a list of texts (natural clients)."""
+
+    source: Literal["text"]
+    """Text, cut into windows of characters or words; the model predicts each next token."""
+    path: str
+    """The file, relative to the working directory."""
 
 
 class HubData(_Data):
@@ -92,7 +102,8 @@ class HubData(_Data):
 
 
 DataSection = Annotated[
-    EmbeddedData | NpzData | CsvData | ImageFolderData | TextData | HubData, Field(discriminator="source")
+    EmbeddedData | DescriptionsData | NpzData | CsvData | ImageFolderData | TextData | HubData,
+    Field(discriminator="source"),
 ]
 
 

@@ -105,3 +105,7 @@ class DefenceSection(Section):
     """The server sees the sum of a round only (as an access model). Clients then share the noise between them."""
     accountant: Literal["pld", "rdp", "prv"] = "pld"
     """pld: privacy loss distributions (dp-accounting), tight; rdp: Renyi moments; prv: Opacus, Gaussian only."""
+    inspect_model: Literal["off", "warn", "refuse"] = "off"
+    """Whether a client looks at the model that it is sent for weights that are made to leak: warn says so in its log,
+    refuse does not train with it. Under a privacy claim it looks at the weights only, never at what they do to its
+    data, because a refusal would tell. off, so that a scenario shows what the other defences do on their own."""

@@ -66,6 +66,20 @@ class TransformerModel(Section):
     """Blocks."""
 
 
+class ImprintModel(Section):
+    """A cnn behind the block by which a malicious server reads its inputs (Robbing the Fed, Fowl et al. 2022)."""
+
+    name: Literal["imprint"]
+    """Dense to `bins` units, activation, dense back to the input's shape, then the cnn; see adversary.active."""
+    bins: int = Field(512, ge=2)
+    """Units of the block."""
+    activation: Literal["relu", "hardtanh"] = "relu"
+    """relu: bins are differences of neighbouring rows; hardtanh: each row is a bin, which noise and several local steps
+    disturb far less (the sparse variant)."""
+    variant: Literal["small", "lenet", "convnet"] = "small"
+    """The network behind the block, as of model cnn."""
+
+
 class ImportedModel(Section):
     """The user's own model."""
 
@@ -85,6 +99,7 @@ ModelSection = Annotated[
     | Annotated[ResnetModel, Tag("resnet8")]
     | Annotated[ResnetModel, Tag("resnet18")]
     | Annotated[TransformerModel, Tag("transformer")]
+    | Annotated[ImprintModel, Tag("imprint")]
     | Annotated[ImportedModel, Tag("import")],
     Discriminator(_model_tag),
 ]

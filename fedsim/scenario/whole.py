@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.scenario.active import ActiveSection
 from fedsim.scenario.attack import AttackSection, KnowledgeSection
 from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
 from fedsim.scenario.data import DataSection, EmbeddedData, IidPartition, PartitionSection
@@ -24,6 +25,8 @@ class AdversarySection(Section):
     """Clients whose updates are written: all, the first n of each cohort, or a list of clients."""
     knows: KnowledgeSection = KnowledgeSection()
     """What its attacks may use beside what it sees."""
+    active: Annotated[ActiveSection, shorthand("kind")] | None = None
+    """null: the server is curious but honest. Otherwise it sends weights that are made to leak."""
 
 
 class EngineSection(Section):
@@ -75,7 +78,13 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        for check in (_fedsgd_has_one_step, _uniform_under_client_privacy, _no_batch_norm_under_privacy):
+        checks = (
+            _fedsgd_has_one_step,
+            _uniform_under_client_privacy,
+            _no_batch_norm_under_privacy,
+            _attacked_rounds_exist,
+        )
+        for check in checks:
             check(self)
         return self
 
@@ -103,4 +112,13 @@ def _no_batch_norm_under_privacy(scenario: Scenario) -> None:
         raise ValueError(
             "model.norm batch mixes the examples of a batch and sends statistics that are not noised;"
             " use norm: group with a privacy claim"
+        )
+
+
+def _attacked_rounds_exist(scenario: Scenario) -> None:
+    active = scenario.adversary.active
+    if active is not None and max(active.rounds, default=0) > scenario.rounds:
+        raise ValueError(
+            f"adversary.active.rounds names round {max(active.rounds)}, but the scenario has {scenario.rounds};"
+            " name one of them"
         )

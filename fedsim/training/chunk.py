@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedsim.training.batches import BatchPlan, ExampleClipping
 from fedsim.training.client import Client, CohortResult, Task
+from fedsim.training.factors import Factors
 from fedsim.training.layout import replica_rows
 from fedsim.training.noise import write_noise
 from fedsim.training.optimisers import is_plain_sgd, optimiser_for
@@ -37,11 +38,18 @@ class Chunk:
         self._log_likelihoods = torch.zeros(self._labels.shape)
         shares = self._plan.shares(private=work.example_dp is not None) / self._labels[0, 0].numel()
         self._shares = shares.view(self._labels.shape[:2] + (1,) * (self._labels.dim() - 2))
-        self._weights = replica_rows(count, layout.size).copy_(task.start)
+        self._weights = replica_rows(count, layout.size)
         # Plain SGD is fused into the products that give the gradient, so that there is no gradient. Not so with noise:
         # added to the weights before the gradient it would be rounded to their precision, in the worst case away.
         self._fused = work.kind == "fedavg" and is_plain_sgd(work) and work.example_dp is None
         self._gradient = self._weights if self._fused else replica_rows(count, layout.size)
+        # In the first step the replicas share one set of weights, which is faster; but buffers are changed in place.
+        self._shared = layout.size == layout.parameters
+        self._start = layout.unflatten(task.start)
+        for layer in model.layers:
+            layer.begin(self._start, self._lengths[0] if self._fused and self._shared else 0)
+        if not (self._fused and self._shared):
+            self._weights.copy_(task.start)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
         self._noise = [client.randomness.noise() for client in clients] if work.example_dp is not None else []
@@ -56,17 +64,17 @@ class Chunk:
             if remaining != active:
                 self._finish(remaining, active, into)
                 active = remaining
-                self._activate(max(active, _LEAST), shared=step == 0)
+                self._activate(max(active, _LEAST), step)
             elif step == 1:
-                self._activate(max(active, _LEAST), shared=False)
+                self._activate(max(active, _LEAST), step)
             self._step(step, active)
         self._finish(0, active, into)
 
-    def _activate(self, count: int, shared: bool) -> None:
-        """Go on with the first `count` replicas; in the first step they share one set of weights, which is faster."""
+    def _activate(self, count: int, step: int) -> None:
+        """Go on with the first `count` replicas."""
         model = self._model
         model.batch.resize(count, self._width, self._guard)
-        shared = shared and model.layout.size == model.layout.parameters  # buffers are changed in place
+        shared = self._shared and step == 0
         weights = self._task.start.expand(count, -1) if shared else self._weights[:count]
         model.bind(weights, self._gradient[:count])
 
@@ -75,6 +83,11 @@ class Chunk:
         model, work = self._model, self._task.work
         count = model.batch.replicas
         self._backpropagate(step)
+        if self._fused and self._shared and step == 0:
+            kept = self._kept()
+            for name, weight in model.layout.unflatten(self._weights).items():
+                if name not in kept:
+                    weight.copy_(self._start[name])
         scale = -work.learning_rate if self._fused else 1.0
         factors = None
         if work.example_dp is not None:
@@ -144,6 +157,28 @@ class Chunk:
         done = slice(remaining, active)
         losses = -self._log_likelihoods.unflatten(1, (-1, self._width))[:, done].flatten(3).mean(3)
         sums = (losses * self._plan.present[:, done]).sum((0, 2), dtype=torch.float64).tolist()
-        parameters = self._task.layout.parameters
-        gradients = self._gradient[done, :parameters] if self._task.work.kind == "fedsgd" else None
-        into.write(self._task, self._clients[done], self._weights[done], gradients, sums)
+
+        def write_updates(some: slice, updates: Tensor) -> None:
+            self._write_updates(slice(remaining + some.start, remaining + some.stop), updates)
+
+        into.write(self._task, self._clients[done], write_updates, sums)
+
+    def _write_updates(self, replicas: slice, updates: Tensor) -> None:
+        """Write to `updates` (k, P) how the weights of these replicas changed; FedSGD: their gradients."""
+        layout, ends = self._task.layout, self._weights[replicas]
+        kept = self._kept()
+        if not kept:
+            torch.sub(ends, self._task.start, out=updates)
+            if self._task.work.kind == "fedsgd":
+                updates[:, : layout.parameters] = self._gradient[replicas, : layout.parameters]
+            return
+        parts = layout.unflatten(ends)
+        for name, update in layout.unflatten(updates).items():
+            if name in kept:
+                kept[name].write_change(replicas, update)
+            else:
+                torch.sub(parts[name], self._start[name], out=update)
+
+    def _kept(self) -> dict[str, Factors]:
+        """The weights whose steps are kept as factors."""
+        return {layer.names["weight"]: layer.factors for layer in self._model.layers if layer.factors is not None}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,6 +57,10 @@ class Client:
         return padded_width(self.schedule, self.batch)
 
 
+WriteUpdates = Callable[[slice, Tensor], None]
+"""Writes the updates (k, P) of the clients in a slice."""
+
+
 @dataclass(frozen=True)
 class CohortResult:
     """What K clients computed."""
@@ -81,16 +85,12 @@ class CohortResult:
         sizes = torch.tensor(examples, dtype=torch.int64)
         return cls(updates, torch.zeros(count), sizes, torch.zeros(count, dtype=torch.int64))
 
-    def write(
-        self, task: Task, clients: Sequence[Client], ends: Tensor, gradients: Tensor | None, losses: Sequence[float]
-    ) -> None:
-        """Note the weights (k, P) at which clients ended, FedSGD: their gradients too, and the sums of their losses."""
+    def write(self, task: Task, clients: Sequence[Client], write_updates: WriteUpdates, losses: Sequence[float]) -> None:
+        """Note what some clients computed, their updates written by `write_updates`, and the sums of their losses."""
         parameters, start = task.layout.parameters, task.start
         for some in _neighbours(clients):
             updates = self.updates[clients[some.start].place :][: some.stop - some.start]
-            torch.sub(ends[some], start, out=updates)
-            if gradients is not None:
-                updates[:, :parameters] = gradients[some]
+            write_updates(some, updates)
             if parameters < task.layout.size:  # a mask of -inf stays what it is
                 updates[:, parameters:].masked_fill_(~start[parameters:].isfinite(), 0)
         for client, loss in zip(clients, losses, strict=True):

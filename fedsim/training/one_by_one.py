@@ -45,11 +45,14 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
                 _privatise(parameters, len(rows), client.batch, work.example_dp, noise)
             if work.kind == "fedavg":
                 optimiser.step()
-    gradients = None
-    if work.kind == "fedsgd":
-        each = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        gradients = torch.cat([gradient.reshape(-1) for gradient in each]).unsqueeze(0)
-    into.write(task, [client], layout.flatten(model.state_dict()).unsqueeze(0), gradients, [total])
+
+    def write_updates(_: slice, updates: Tensor) -> None:
+        torch.sub(layout.flatten(model.state_dict()), task.start, out=updates[0])
+        if work.kind == "fedsgd":
+            each = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            torch.cat([gradient.reshape(-1) for gradient in each], out=updates[0, : layout.parameters])
+
+    into.write(task, [client], write_updates, [total])
 
 
 def _backward(loss: Tensor) -> None:

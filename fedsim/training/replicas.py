@@ -16,8 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.training.convolution import ReplicaConv
-from fedsim.training.layers import Batch, ReplicaEmbedding, ReplicaLayer, ReplicaLinear, Slot
+from fedsim.training.layers import Batch, ReplicaEmbedding, ReplicaLayer, Slot
 from fedsim.training.layout import Layout
+from fedsim.training.linear import ReplicaLinear
 from fedsim.training.norms import ReplicaBatchNorm, ReplicaNorm
 
 _KINDS: dict[type[nn.Module], Any] = {

@@ -14,6 +14,7 @@ from fedsim.data import load_dataset
 from fedsim.data.text import UNKNOWN, Vocabulary
 from fedsim.errors import DataError
 from fedsim.scenario import TextData
+from fedsim.scenario.data import DescriptionsData
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the data of ../shared/data is not at hand")
@@ -103,3 +104,18 @@ def test_shakespeare() -> None:
     assert len(data.group_names) == 80
     assert data.x_train.shape[1] == 32
     assert data.classes < 100
+
+
+@pytest.mark.parametrize("tokens", ["characters", "words"])
+def test_descriptions_of_scikit_learn(tokens: str) -> None:
+    """Embedded text: each description is a client, and its windows are pieces of it."""
+    data = load_dataset(DescriptionsData.model_validate({"source": "descriptions", "tokens": tokens}), 0)
+    assert data.name == "descriptions"
+    assert data.kind == "text"
+    assert {"iris", "breast_cancer", "twenty_newsgroups"} <= set(data.group_names)
+    assert data.groups is not None
+    assert len(data.x_train) + len(data.x_test) > (1000 if tokens == "characters" else 200)
+    assert isinstance(data.encoding, Vocabulary)
+    iris = data.x_train[data.groups == data.group_names.index("iris")]
+    assert any("Fisher" in data.encoding.decode(row.tolist()) for row in iris)
+    assert torch.equal(data.x_train[:, 1:], data.y_train[:, :-1])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from functools import cache
@@ -86,6 +87,19 @@ def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def any_report(request: pytest.FixtureRequest, report_of: Callable[[str], Path]) -> Path:
     """The report of each variant in its turn; not to be changed."""
     return report_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with claims, on which four attacks were played, the last without a truth; not to be changed."""
+    spec = importlib.util.spec_from_file_location("attack_runs", Path(__file__).with_name("attack_runs.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    runs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runs)
+    run = write_run(tmp_path_factory.mktemp("attacked") / "dp", "dp")
+    runs.play_all(run)
+    return run
 
 
 @pytest.fixture

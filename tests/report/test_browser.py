@@ -20,6 +20,8 @@ from typing import Any, Self
 
 import pytest
 
+from fedsim.report import write_report
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless",
@@ -199,6 +201,25 @@ def test_no_label_is_clipped(browser: Browser, pages: dict[str, Path], variant: 
     browser.open(pages[variant], width=width, dark=False)
     assert browser.evaluate("document.querySelectorAll('figure svg text').length") > 20
     assert browser.evaluate(CLIPPED) == []
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_attack_pages_fit(browser: Browser, attacked: Path, width: int, dark: bool) -> None:
+    page = attacked / "report.html"
+    if not page.is_file():
+        write_report(attacked)
+    browser.open(page, width=width, dark=dark)
+    assert browser.evaluate("document.querySelectorAll('section[id^=attack]').length") == 4
+    sizes = browser.evaluate("[...document.querySelectorAll('.frame img')].map(i => [i.naturalWidth, i.clientWidth])")
+    assert len(sizes) > 30
+    assert all(natural >= 96 and drawn >= 96 for natural, drawn in sizes)
+    for opened in (False, True):
+        browser.evaluate(f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(OVERFLOWING) == []
+    assert browser.evaluate(CLIPPED) == []
+    assert [request for request in browser.requests if not request.startswith("data:image/png")] == [page.as_uri()]
+    assert browser.complaints == []
 
 
 # Contrast (WCAG) of everything that is drawn or written in a figure against the figure's background.

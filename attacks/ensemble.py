@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ensemble of relaxed reconstructions of a table, matched, pooled, and with an honest confidence for every cell.
+
+TabLeak (Vero et al. 2023, sections 4.1 to 4.3): a categorical cell is a softmax, a number a sigmoid between its bounds;
+many starts minimise the distance of gradients; the members' rows are matched to the best member by optimal assignment,
+cells are pooled by the median, and the entropy of a cell's histogram over the members says how sure it is. Here all
+members are replicas of one batched computation, and categories that the gradient shows to be absent are left out.
+
+Agreement is not probability: members agree on what is easy and on what is common. `calibration` therefore lets the
+attacker attack itself: the pooled rows are a batch whose truth it knows, the same attack on their gradient shows how
+often cells of a certain agreement are right, and a logistic curve carries this over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fedsim.attacks.matching import Target, cosine, squared
+from fedsim.data.table import NumericColumn, TableEncoding
+from fedsim.randomness import stream
+
+TOLERANCE = 0.319
+"""A number is right within this many standard deviations of its column (TabLeak, section 5)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Rows to find: the gradient of their mean loss, and what is known about them."""
+
+    model: nn.Module
+    """With parameters that want no gradient, in evaluation mode."""
+    target: Target
+    labels: Tensor
+    """(n,) of the rows, in any order."""
+    encoding: TableEncoding
+    present: Tensor
+    """(F,) bool: the places that are not zero in the whole batch."""
+    bounds: tuple[Tensor, Tensor] | None
+    """(F,) each, of the numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """What an ensemble agrees on."""
+
+    inputs: Tensor
+    """(n, F) valid rows."""
+    agreement: Tensor
+    """(n, columns) in [0, 1]: 1 - entropy of the cell's histogram over the members / its largest value."""
+    loss: float
+    """Distance of the best member's gradient, its rows valid."""
+
+
+# --- members --------------------------------------------------------------------------------------------------------
+
+
+def attack_rows(problem: Problem, starts: int, iterations: int, seed: int, deadline: float | None = None) -> Pooled:
+    """Optimise all members at once, project them to valid rows, match and pool them."""
+    members = _optimise(problem, starts, iterations, seed, deadline)
+    valid = project(members, problem.encoding)
+    losses = _distances(problem, valid)
+    best = int(losses.argmin())
+    matched = _match(members, valid, best, problem)
+    return _pool(matched, float(losses[best]), problem.encoding)
+
+
+def gradients(model: nn.Module, x: Tensor, labels: Tensor) -> list[Tensor]:
+    """dL/dw of each member's mean cross-entropy, x (R, n, F), labels (n,): a list of (R, *shape), differentiable."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], rows: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, weights, (rows,)), labels)
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    return [found[name] for name in parameters]
+
+
+def _distances(problem: Problem, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return squared(gradients(problem.model, x, problem.labels), problem.target)
+
+
+def _optimise(problem: Problem, starts: int, iterations: int, seed: int, deadline: float | None) -> Tensor:
+    """(R, n, F) relaxed rows, by Adam on the sign of the gradient; the step ends at a tenth of where it began."""
+    rng = stream(seed, "attack", 6)
+    rows, width = len(problem.labels), len(problem.present)
+    z = torch.from_numpy(rng.uniform(-1, 1, (starts, rows, width))).float().requires_grad_()
+    optimiser = torch.optim.Adam([z], lr=0.06)
+    relax = _relaxation(problem)
+    for step in range(iterations):
+        done = step / iterations
+        optimiser.param_groups[0]["lr"] = 0.06 * (1 - 0.9 * done)
+        found = gradients(problem.model, relax(z), problem.labels)
+        objective = cosine(found, problem.target).sum()
+        (z.grad,) = torch.autograd.grad(objective, z)
+        z.grad.sign_()
+        optimiser.step()
+        if deadline is not None and time.monotonic() > deadline:
+            break
+    return relax(z).detach()
+
+
+def _relaxation(problem: Problem) -> Callable[[Tensor], Tensor]:
+    """From z to rows: softmax over the present places of a categorical column, a sigmoid between a number's bounds."""
+    columns = list(zip(problem.encoding.columns, problem.encoding.slices().values(), strict=True))
+    numeric = torch.zeros(len(problem.present), dtype=torch.bool)
+    group = torch.zeros(len(problem.present), dtype=torch.int64)
+    for index, (column, where) in enumerate(columns):
+        numeric[where] = isinstance(column, NumericColumn)
+        group[where] = index
+    hidden = torch.zeros(len(problem.present)).masked_fill(~problem.present & ~numeric, -1e4)
+    low, high = problem.bounds or (torch.zeros(()), torch.zeros(()))
+
+    def relax(z: Tensor) -> Tensor:
+        # |z| stays small under signed steps, so no maximum needs to be subtracted before exp
+        power = (z.clamp(-30, 30) + hidden).exp()
+        sums = power.new_zeros(*z.shape[:-1], len(columns)).index_add(-1, group, power)
+        number = z if problem.bounds is None else low + (high - low) * torch.sigmoid(z)
+        number = torch.where(problem.present, number, torch.zeros(()))
+        return torch.where(numeric, number, power / sums[..., group])
+
+    return relax
+
+
+def project(x: Tensor, encoding: TableEncoding) -> Tensor:
+    """The nearest valid rows: one-hot where a column is categorical."""
+    x = x.clone()
+    for column, where in zip(encoding.columns, encoding.slices().values(), strict=True):
+        if not isinstance(column, NumericColumn):
+            x[..., where] = F.one_hot(x[..., where].argmax(-1), column.width).to(x.dtype)
+    return x
+
+
+# --- matching and pooling -------------------------------------------------------------------------------------------
+
+
+def wrong_cells(a: Tensor, b: Tensor, encoding: TableEncoding) -> Tensor:
+    """(..., columns) bool: which cells of valid rows differ, numbers by more than the tolerance."""
+    cells = []
+    for column, where in zip(encoding.columns, encoding.slices().values(), strict=True):
+        apart = (a[..., where] - b[..., where]).abs().amax(-1)
+        cells.append(apart > (TOLERANCE if isinstance(column, NumericColumn) else 0.5))
+    return torch.stack(cells, -1)
+
+
+def _match(members: Tensor, valid: Tensor, best: int, problem: Problem) -> Tensor:
+    """The members' rows in the order of the best member's; rows of different labels are never matched."""
+    order = []
+    foreign = (problem.labels[:, None] != problem.labels[None]).double() * 1e3
+    for rows in valid:
+        cost = wrong_cells(valid[best][:, None], rows[None], problem.encoding).double().sum(2) + foreign
+        order.append(torch.from_numpy(linear_sum_assignment(cost.numpy())[1]))
+    return torch.stack([rows[take] for rows, take in zip(members, order, strict=True)])
+
+
+def _pool(members: Tensor, loss: float, encoding: TableEncoding) -> Pooled:
+    """Median of the relaxed cells, projected; the histogram's bins for a number are as wide as its tolerance."""
+    pooled = project(members.median(0).values, encoding)
+    agreement = []
+    for column, where in zip(encoding.columns, encoding.slices().values(), strict=True):
+        if isinstance(column, NumericColumn):
+            offset = (members[..., where][..., 0] - pooled[..., where][..., 0]) / (2 * TOLERANCE)
+            bins = offset.round().clamp(-8, 8).long() + 8
+            counts = F.one_hot(bins, 17).double().mean(0)
+        else:
+            counts = F.one_hot(members[..., where].argmax(-1), column.width).double().mean(0)
+        entropy = -torch.xlogy(counts, counts).sum(-1)
+        agreement.append(1 - entropy / max(1e-9, torch.tensor(float(min(len(members), counts.shape[-1]))).log().item()))
+    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), loss)
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------
+
+
+def calibration(
+    problem: Problem, pooled: Pooled, starts: int, iterations: int, seed: int, deadline: float | None = None
+) -> Tensor:
+    """(n, columns) probability that each pooled cell is right, from the same attack on a batch that the attacker knows.
+
+    That batch are the pooled rows themselves, so size, network, labels and kind of data are those of the real one.
+    """
+    own = gradients(problem.model, pooled.inputs[None], problem.labels)
+    rng = stream(seed, "attack", 7)
+    noise = [torch.from_numpy(rng.standard_normal(g.shape[1:])).float() for g in own]
+    size = sum(float(each.square().sum()) for each in problem.target.gradient)
+    # what the pooled rows leave unexplained must disturb the trial as much
+    unexplained = (pooled.loss * size / sum(each.numel() for each in noise)) ** 0.5
+    deviation = max(problem.target.deviation, unexplained)
+    observed = [g[0].detach() + deviation * each for g, each in zip(own, noise, strict=True)]
+    twin = replace(problem, target=Target(observed, problem.target.scaled, deviation))
+    trial = attack_rows(twin, starts, iterations, seed + 1, deadline)
+    foreign = (problem.labels[:, None] != problem.labels[None]).double() * 1e3
+    wrong = wrong_cells(trial.inputs[:, None], pooled.inputs[None], problem.encoding)
+    rows, truth = linear_sum_assignment((wrong.double().sum(2) + foreign).numpy())
+    right = ~wrong[torch.from_numpy(rows), torch.from_numpy(truth)]
+    numeric = torch.tensor([isinstance(column, NumericColumn) for column in problem.encoding.columns])
+    curve = _logistic(_evidence(trial.agreement, numeric), right.flatten().double())
+    return torch.sigmoid(_evidence(pooled.agreement, numeric) @ curve).reshape(pooled.agreement.shape)
+
+
+def _evidence(agreement: Tensor, numeric: Tensor) -> Tensor:
+    """(cells, 3): a constant, whether the cell is a number, its agreement around one half."""
+    ones = torch.ones_like(agreement)
+    return torch.stack([ones, ones * numeric, 4 * (agreement - 0.5)], -1).flatten(0, 1)
+
+
+def _logistic(x: Tensor, y: Tensor, strength: float = 2.0) -> Tensor:
+    """Logistic regression by Newton's method, with a prior N((0, 0, 1), 1/strength) on its weights."""
+    prior = torch.tensor([0.0, 0.0, 1.0], dtype=x.dtype)
+    w = prior.clone()
+    for _ in range(30):
+        p = torch.sigmoid(x @ w)
+        slope = x.T @ (p - y) + strength * (w - prior)
+        curvature = (x.T * (p * (1 - p))) @ x + strength * torch.eye(len(w), dtype=x.dtype)
+        w = w - torch.linalg.solve(curvature, slope)
+    return w
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Cells that were said to be right with about the same probability."""
+
+    said: float
+    right: float
+    cells: int
+
+
+def reliability(
+    confidence: Tensor, right: Tensor, bins: Sequence[float] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+) -> tuple[ReliabilityBin, ...]:
+    """The reliability curve: for every range of stated confidence its mean, and the share that is right."""
+    said, true = confidence.flatten().double(), right.flatten().double()
+    at = torch.bucketize(said, torch.tensor(bins, dtype=torch.float64), right=True)
+    curve = []
+    for index in range(len(bins) + 1):
+        inside = at == index
+        if inside.any():
+            curve.append(ReliabilityBin(float(said[inside].mean()), float(true[inside].mean()), int(inside.sum())))
+    return tuple(curve)

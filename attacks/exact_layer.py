@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole batch that went through a linear layer and a ReLU, from the gradient of that layer alone.
+
+With X~ = [X 1] and D = dL/dZ for Z = X~ W~^T, the gradient is G~ = D^T X~ of rank b, and D_ij = 0 where Z_ij <= 0
+(SPEAR, Dimitrov et al. 2024, theorem 3.1). From G~ = Y V^T with V orthonormal: D^T = Y A and X~ = A^-1 V^T for one
+matrix A (b, b), whose columns are the sparse directions of Y. Their scale is that of the column of ones.
+
+Two facts beyond the paper make the search quick and the result certain:
+- Every row p of A^-1 is orthogonal to the other columns of A. So, once k columns are known, the inputs that are missing
+  lie in b - k dimensions; and an input says through its own signs, p V^T W~^T < 0, where its column of Y A is zero,
+  which determines that column. The last few columns are found by trying inputs, not by searching for sparsity.
+- An item is certified if the zeros of its column and the signs of its input, which are computed from different sides of
+  the factorisation, agree on all neurons, except those too close to zero for the noise to tell.
+
+Nothing is tuned by hand: noise is read off the residual of the low-rank fit, row by row.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import poisson
+from torch import Tensor
+
+from fedsim.attacks import sparse_directions as sparse
+from fedsim.attacks.sparse_directions import ZERO, Span
+from fedsim.randomness import stream
+
+_ROUNDS = 6
+_HALFSPACE = 0.9
+"""A column whose support a halfspace explains less well is a mixture (true ones: about 1, mixtures: 0.5 to 0.85)."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBatch:
+    """What went into the layer, as far as it was found."""
+
+    inputs: Tensor
+    """(n, d) float64."""
+    output_gradients: Tensor
+    """(n, m) float64: the gradient of the loss by the layer's output; inputs^T of these sum to the layer's gradient."""
+    certified: Tensor
+    """(n,) bool."""
+    rank: int
+    """How many different inputs the gradient holds."""
+    complete: bool
+    """All of them were found, and all are certified."""
+    consistency: float
+    """Share of (item, neuron) pairs in which the gradient is zero just where the input switches the neuron off."""
+    error: Tensor
+    """(n,) standard error of an input's values, by the noise."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """G~ = left @ basis^T + noise."""
+
+    left: Tensor
+    """Y (m, r)."""
+    noise: Tensor
+    """(m,) standard deviation of the noise in an entry of row j of G~, over all columns."""
+    spread: Tensor
+    """(r, r): the noise in Y_j a is noise[j] * |spread @ a|; it would be the identity if all columns were alike."""
+    basis: Tensor
+    """V (d or d + 1, r), orthonormal columns; the last row belongs to the bias."""
+    signs: Tensor
+    """V^T W~^T (r, m): an input p V^T has preactivations p @ signs."""
+    lengths: Tensor
+    """(m,) lengths of the rows of W~."""
+    biased: bool
+    gap: float
+    """By which factor the smallest singular value of the signal exceeds the largest of the noise."""
+
+    @property
+    def rank(self) -> int:
+        """How many independent inputs there are."""
+        return self.left.shape[1]
+
+
+def factorise(
+    weight: Tensor, bias: Tensor | None, weight_gradient: Tensor, bias_gradient: Tensor | None, noise: float = 0.0
+) -> list[Factors]:
+    """Low-rank fits of the gradient, the most plausible rank first: the widest gaps of the spectrum.
+
+    Singular values below what rounding to float32 (or the known noise) makes of zero count as equal.
+    """
+    biased = bias is not None and bias_gradient is not None
+    whole = torch.cat([weight_gradient, bias_gradient[:, None]], 1) if biased else weight_gradient  # type: ignore[index]
+    matrix = torch.cat([weight, bias[:, None]], 1) if biased else weight  # type: ignore[index]
+    whole, matrix = whole.double(), matrix.double()
+    columns = whole.any(0).nonzero()[:, 0]
+    _, values, right = torch.linalg.svd(whole[:, columns], full_matrices=False)
+    alive = int(whole.any(1).sum())
+    total, count = float(whole.norm()), min(alive, len(columns))
+    floor = total * max(2.0**-24, noise) / math.sqrt(max(count, 1))
+    steps = values[:count].clamp_min(floor)
+    ratios = steps[:-1] / steps[1:]
+    ratios = ratios[: max(1, int(0.9 * count))]
+    order = ratios.argsort(descending=True, stable=True)[:2].tolist()
+    found = []
+    for index in [k for n, k in enumerate(order) if n == 0 or ratios[k] > 3]:
+        basis = whole.new_zeros(whole.shape[1], index + 1)
+        basis[columns] = right[: index + 1].T
+        left = whole @ basis
+        rest = whole - left @ basis.T
+        freedom = max(1, len(columns) - index - 1)
+        rounding = 2.0**-26 * whole.norm(dim=1) / math.sqrt(len(columns))
+        deviation = torch.maximum(rest.norm(dim=1) / math.sqrt(freedom), rounding)
+        deviation = deviation.clamp_min(noise * total / math.sqrt(whole.numel()))
+        profile = rest.norm(dim=0) ** 2
+        profile = profile / profile[columns].mean()
+        spread = torch.linalg.cholesky(basis.T @ (profile[:, None] * basis) + 0.1 * torch.eye(index + 1)).T
+        found.append(
+            Factors(
+                left, deviation, spread, basis, basis.T @ matrix.T, matrix.norm(dim=1), biased, float(ratios[index])
+            )
+        )
+    return found
+
+
+# --- from directions to more directions -----------------------------------------------------------------------------
+
+
+def _completed(space: Span, factors: Factors, known: Tensor, rng: np.random.Generator, tries: int) -> Tensor:
+    """Directions found by trying inputs that are orthogonal to the known directions (r, k), in b - k dimensions."""
+    rank, count = known.shape
+    frame, _ = torch.linalg.qr(space.whiten @ known, mode="complete")
+    rest = frame[:, count:]
+    values, vectors = torch.linalg.eigh(rest.T @ factors.signs @ factors.signs.T @ rest)
+    rest = rest @ vectors / values.clamp_min(1e-12 * float(values[-1])).sqrt()
+    inputs = rest @ torch.from_numpy(rng.standard_normal((rank - count, tries if count < rank - 1 else 1)))
+    if factors.biased:
+        inputs = inputs * torch.sign(factors.basis[-1] @ inputs)
+    off = (factors.signs.T @ inputs < 0)[space.kept]
+    guesses = torch.from_numpy(rng.standard_normal((rank, inputs.shape[1])))
+    guesses = sparse.rounded(space, guesses / guesses.norm(dim=0), off)
+    guesses = guesses[:, sparse.distinct(guesses, sparse.zeros(space, guesses).sum(0).argsort(descending=True))]
+    return sparse.verified(space, guesses, redundant=False)
+
+
+def _halfspace(space: Span, factors: Factors, directions: Tensor) -> Tensor:
+    """(k,) how well a halfspace of inputs explains which entries of each column are not zero: 1 for a true column.
+
+    Logistic regression of the support on the neurons' weights (seen from the rows' span), by damped Newton steps.
+    """
+    points = torch.linalg.qr(factors.signs[:, space.kept].T).Q * math.sqrt(len(space.kept))
+    if directions.shape[1] == 0:
+        return directions[0]
+    target = 1 - 2 * sparse.zeros(space, directions).double()
+    scores = []
+    eye = 1e-3 * torch.eye(space.rank, dtype=torch.float64)
+    for part in torch.split(target, 32, dim=1):
+        p = torch.zeros(part.shape[1], space.rank, dtype=torch.float64)
+        for _ in range(12):
+            chance = torch.sigmoid(-part * (points @ p.T))
+            weights = (chance * (1 - chance)).clamp_min(1e-6)
+            slope = (part * chance).T @ points / len(points) - 1e-3 * p
+            normal = (points.T[None] * weights.T[:, None]) @ points / len(points) + eye
+            p = p + torch.linalg.solve(normal, slope[:, :, None])[:, :, 0]
+        scores.append((part * (points @ p.T) > 0).double().mean(0))
+    return torch.cat(scores)
+
+
+def _independent(space: Span, factors: Factors, pool: Tensor) -> Tensor:
+    """The best independent directions of a pool (r, k): those that a halfspace explains, most zeros first."""
+    merit = _halfspace(space, factors, pool)
+    order = (merit.round(decimals=2) + 1e-3 * sparse.zeros(space, pool).double().mean(0)).argsort(descending=True)
+    chosen = pool[:, :0]
+    for index in order.tolist():
+        frame, _ = torch.linalg.qr(chosen)
+        left = pool[:, index] - frame @ (frame.T @ pool[:, index])
+        if merit[index] > _HALFSPACE and float(left.norm()) > 1e-3 and chosen.shape[1] < space.rank:
+            chosen = torch.cat([chosen, pool[:, index : index + 1]], 1)
+    return chosen
+
+
+def _repaired(space: Span, factors: Factors, chosen: Tensor) -> Tensor:
+    """Replace each of r directions by the one that the signs of its own input determine, where that passes the test."""
+    for _ in range(4):
+        inputs = torch.linalg.inv(space.whiten @ chosen)
+        inputs = inputs * _orientation(space, factors, chosen, inputs)[:, None]
+        off = (inputs @ factors.signs < 0)[:, space.kept].T
+        wrong = ((off != sparse.zeros(space, chosen)).double().mean(0) > 0.02).nonzero()[:, 0].tolist()
+        changed = False
+        for index in wrong:
+            guess = sparse.rounded(space, chosen[:, [index]], off[:, [index]])
+            refit = sparse.verified(space, guess, redundant=False)
+            if refit.shape[1] and float((refit[:, 0] @ chosen[:, index]).abs()) < 1 - 1e-9:
+                trial = chosen.clone()
+                trial[:, index] = refit[:, 0]
+                if torch.linalg.cond(trial) < 1e6:
+                    chosen, changed = trial, True
+        if not changed:
+            break
+    return chosen
+
+
+def _orientation(space: Span, factors: Factors, chosen: Tensor, inputs: Tensor) -> Tensor:
+    """(r,) the sign of each input: its bias coordinate is positive; without bias, it switches on what has gradient."""
+    if factors.biased:
+        return torch.where(inputs @ factors.basis[-1] < 0, -1.0, 1.0).double()
+    on = ~sparse.zeros(space, chosen)
+    active = (inputs @ factors.signs)[:, space.kept]
+    return torch.where((on == (active > 0).T).double().mean(0) < 0.5, -1.0, 1.0).double()
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+def _search(space: Span, factors: Factors, rng: np.random.Generator, deadline: float) -> Tensor:
+    """As many independent verified directions (r, k) as are found in a bounded number of rounds."""
+    pool = chosen = space.rows.new_zeros(space.rank, 0)
+    for effort in range(_ROUNDS):
+        fresh = sparse.candidates(space, rng, effort)
+        for _ in range(space.rank):
+            pool = torch.cat([pool, fresh], 1)
+            pool = pool[:, sparse.distinct(pool, torch.arange(pool.shape[1]))]
+            before, chosen = chosen.shape[1], _independent(space, factors, pool)
+            if chosen.shape[1] in (before, space.rank) or time.monotonic() > deadline:
+                break
+            fresh = _completed(space, factors, chosen, rng, max(64, 4096 // space.rank) << min(effort, 2))
+        if chosen.shape[1] == space.rank or time.monotonic() > deadline:
+            break
+    return _repaired(space, factors, chosen) if chosen.shape[1] == space.rank else chosen
+
+
+def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> LayerBatch:
+    """Inputs, gradients, errors and certificates of k directions.
+
+    If k < r, the rest is filled with directions orthogonal to them: inputs are then right up to a mixture with the
+    inputs that are missing, and none is certified.
+    """
+    count = chosen.shape[1]
+    chosen = torch.cat([chosen, torch.linalg.qr(chosen, mode="complete").Q[:, count:]], 1)
+    inputs = torch.linalg.inv(space.whiten @ chosen)
+    inputs = inputs * _orientation(space, factors, chosen, inputs)[:, None]
+    scale = inputs @ factors.basis[-1] if factors.biased else (inputs @ factors.basis.T).norm(dim=1)
+    inputs = inputs / scale[:, None]
+    directions = torch.linalg.inv(inputs)
+    gradients = (factors.left @ directions).T
+    error = ((inputs @ torch.linalg.pinv(factors.left)) ** 2 @ factors.noise**2).sqrt()
+    agree, proven = _agreement(factors, inputs, directions, gradients, error, drift)
+    whole = inputs @ factors.basis.T
+    certified = proven & (error < 1e-2 * whole.std(dim=1)) & (factors.biased and count == space.rank)
+    notes = []
+    if count < space.rank:
+        notes.append(f"{count} of {space.rank} directions were found, so inputs are mixed with those that are missing")
+    elif not factors.biased:
+        notes.append("the layer has no bias gradient, so the scale of each input is unknown: they have length 1")
+    elif not bool(certified.all()):
+        notes.append(f"{int((~certified).sum())} of {count} inputs are not certified: the noise leaves room for others")
+    return LayerBatch(
+        inputs=(whole[:, :-1] if factors.biased else whole)[:count],
+        output_gradients=gradients[:count],
+        certified=certified[:count],
+        rank=space.rank,
+        complete=bool(certified.all()),
+        consistency=float(agree[:count].double().mean()) if count else 0.0,
+        error=error[:count],
+        notes=tuple(notes),
+    )
+
+
+def _agreement(
+    factors: Factors, inputs: Tensor, directions: Tensor, gradients: Tensor, error: Tensor, drift: float
+) -> tuple[Tensor, Tensor]:
+    """(r, m) where gradient and input agree about a neuron, and (r,) for which inputs this is a proof.
+
+    Neurons whose preactivation is within its own error, or which local steps may have switched, are left out. A
+    gradient at a neuron that is off refutes an input; none at a neuron that is on does so unless chance explains it: a
+    gradient lies within its tolerance with probability of about tolerance / size.
+    """
+    whole = inputs @ factors.basis.T
+    active = inputs @ factors.signs
+    tolerance = ZERO * factors.noise * (factors.spread @ directions).norm(dim=0)[:, None]
+    vague = (ZERO * error[:, None] + 2.0**-20 * whole.norm(dim=1)[:, None]) * factors.lengths
+    vague = vague + drift * (whole @ whole.T).abs() @ gradients.abs()  # no step moves a preactivation further
+    clear = active.abs() > vague
+    on = gradients.abs() > tolerance
+    refuted = (clear & (active < 0) & (gradients.abs() > 3 * tolerance)).any(1)
+    size = (gradients**2).mean(1, keepdim=True).sqrt()
+    expected = (clear * (tolerance / size).clamp(max=1)).sum(1)
+    silent = (clear & (active > 0) & ~on).sum(1)
+    likely = silent <= torch.from_numpy(poisson.isf(1e-6, expected.numpy())).double().nan_to_num()
+    return (active > 0) == on, ~refuted & likely & (clear.sum(1) >= 2 * len(inputs))
+
+
+def invert_layer(
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_gradient: Tensor,
+    bias_gradient: Tensor | None,
+    *,
+    seed: int = 0,
+    seconds: float | None = None,
+    noise: float = 0.0,
+    drift: float = 0.0,
+) -> LayerBatch:
+    """All inputs of a linear-ReLU layer from its gradient.
+
+    `noise` is the known norm of noise relative to that of the gradient (0: it is estimated from the spectrum alone),
+    `drift` the learning rate if the gradient is a sum over local steps: weights have then moved by up to drift *
+    gradient, and neurons that this may have switched prove nothing.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    best: LayerBatch | None = None
+    for trial, factors in enumerate(factorise(weight, bias, weight_gradient, bias_gradient, noise)):
+        space = sparse.span(factors.left, factors.noise, factors.spread)
+        if space is None:
+            continue
+        batch = _batch(space, factors, _search(space, factors, stream(seed, "attack", trial), deadline), drift)
+        if best is None or int(batch.certified.sum()) > int(best.certified.sum()):
+            best = batch
+        if batch.complete or time.monotonic() > deadline:
+            break
+    return _nothing(weight) if best is None else best
+
+
+def _nothing(weight: Tensor) -> LayerBatch:
+    none = torch.zeros(0, dtype=torch.float64)
+    return LayerBatch(
+        inputs=none.reshape(0, weight.shape[1]),
+        output_gradients=none.reshape(0, weight.shape[0]),
+        certified=none.bool(),
+        rank=0,
+        complete=False,
+        consistency=0.0,
+        error=none,
+        notes=("the gradient of the layer has no low rank: there are too many examples for its width",),
+    )

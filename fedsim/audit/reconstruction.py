@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good a reconstruction is: beside the truth, beside a stranger's guess, and beside what the privacy claim allows.
+
+Items and originals are paired one to one so that as many as possible are right at η, then as many as possible are
+exact, then closest (optimal assignment, Kuhn 1955). An original without an item is a failure in every rate, and counts
+as the worst value in every mean. What a stranger could have guessed from public rows is no leak, so every score stands
+beside that guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.attacks.observation import Knowledge, Reconstruction
+from fedsim.audit.baseline import Baseline, stranger
+from fedsim.audit.bounds import Kappa
+from fedsim.audit.comparison import Comparison, Outcome, compare
+from fedsim.audit.pairing import assign, label_mismatch, mean_metrics, metric_names, near_and_exact, pair_metrics
+from fedsim.audit.shares import Share
+from fedsim.audit.yardsticks import NEAR, Yardstick, yardstick
+from fedsim.errors import AttackError
+from fedsim.privacy.claim import PrivacyClaim
+
+MOST_PRIOR_ROWS = 1000
+"""Public rows that a guess is made from; more are left out."""
+
+
+@dataclass(frozen=True)
+class ItemScore:
+    """One reconstructed item."""
+
+    original: int
+    """Which original it was paired with; -1: none."""
+    right: bool
+    """Within η of it."""
+    exact: bool
+    """Every pixel within half a grey level; every cell, every token the same."""
+    leaked: bool
+    """Right, where a stranger's best guess for this original is not."""
+    confidence: float
+    certified: bool
+    label_right: bool | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ReconstructionScore:
+    """A reconstruction beside the truth."""
+
+    attack: str
+    kind: Literal["image", "table", "text"]
+    originals: int
+    found: int
+    eta: float
+    within: str
+    """What "right" means, for people."""
+    assignment: tuple[int, ...]
+    items: tuple[ItemScore, ...]
+    right: Share
+    exact: Share
+    leaked: Share
+    certified: Share | None
+    """Certified items that are right, of all certified ones; None: nothing was certified."""
+    metrics: Mapping[str, float]
+    """Means over the originals."""
+    label_accuracy: float | None
+    """Overlap of the counted labels with the true ones, regardless of order."""
+    baseline: Baseline | None
+    comparisons: tuple[Comparison, ...]
+    cells: tuple[tuple[float, bool], ...] = ()
+    """(confidence, right) of every cell, where the attack says how sure it is of each."""
+
+    @property
+    def reliability(self) -> tuple[tuple[float, bool], ...]:
+        """(confidence, right) of every item."""
+        return tuple((item.confidence, item.right) for item in self.items)
+
+    def sentence(self) -> str:
+        """Did it work? For people."""
+        if not self.originals:
+            return "There was nothing to reconstruct."
+        noun = {"image": "picture", "table": "row", "text": "text"}[self.kind] + ("" if self.originals == 1 else "s")
+        if not self.found:
+            labels = (
+                "" if self.label_accuracy is None else f"; {100 * self.label_accuracy:.0f}% of the labels are right"
+            )
+            return f"Nothing of {self.originals} {noun} was reconstructed{labels}."
+        parts = [f"{self.right.right} of {self.originals} {noun} reconstructed", f"{self.exact.right} exactly"]
+        parts += [f"{text}" for text in _headline(self.metrics, self.baseline)]
+        if self.baseline is not None:
+            parts.append(f"{self.leaked.right} that no blind guess finds")
+        broken = [c for c in self.comparisons if c.verdict == "violated"]
+        return ", ".join(parts) + (f"; {broken[0].sentence()}" if broken else ".")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        fields = dataclasses.asdict(self)
+        for name in ("right", "exact", "leaked", "certified"):
+            share: Share | None = getattr(self, name)
+            fields[name] = None if share is None else share.to_dict()
+        if self.baseline is not None:
+            fields["baseline"]["success"] = self.baseline.success.to_dict()
+        fields["comparisons"] = [comparison.to_dict() for comparison in self.comparisons]
+        fields["sentence"] = self.sentence()
+        return fields
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> ReconstructionScore:
+        """What `to_dict` wrote."""
+        own = {key: value for key, value in fields.items() if key != "sentence"}
+        shares = ("right", "exact", "leaked", "certified")
+        own |= {name: None if own[name] is None else Share.from_dict(own[name]) for name in shares}
+        baseline = own["baseline"]
+        if baseline is not None:
+            blind = {name: Kappa(**baseline[name]) for name in ("blind", "blind_exact")}
+            own["baseline"] = Baseline(**{**baseline, **blind, "success": Share.from_dict(baseline["success"])})
+        own["comparisons"] = tuple(Comparison.from_dict(entry) for entry in own["comparisons"])
+        own["items"] = tuple(ItemScore(**entry) for entry in own["items"])
+        own["assignment"] = tuple(own["assignment"])
+        own["cells"] = tuple((float(sure), bool(right)) for sure, right in own["cells"])
+        return cls(**own)
+
+
+def score(
+    reconstruction: Reconstruction,
+    originals: Tensor,
+    labels: Tensor,
+    knowledge: Knowledge,
+    *,
+    claims: Sequence[PrivacyClaim] = (),
+    prior: Tensor | None = None,
+    prior_labels: Tensor | None = None,
+    eta: float = NEAR,
+    clients: int = 1,
+) -> ReconstructionScore:
+    """Score a reconstruction against the originals (b, *input_shape) with their labels.
+
+    `prior` are public rows, from which a stranger would guess; without them there is no baseline and no comparison
+    with a claim. `clients`: how many clients' examples the originals are, under secure aggregation.
+    """
+    _check(reconstruction, originals, knowledge)
+    public = None if prior is None or not len(prior) else prior[:MOST_PRIOR_ROWS]
+    stick = yardstick(knowledge, originals, *(() if public is None else (public,)))
+    truth, found = stick.prepare(originals), stick.prepare(reconstruction.inputs.detach())
+    pairs = assign(stick, found, truth, label_mismatch(reconstruction, labels), eta)
+    assignment = [dict(pairs).get(item, -1) for item in range(len(found))]
+    metrics = pair_metrics(stick, found, truth, pairs)
+    near, same = near_and_exact(stick, found, truth, pairs, eta)
+    baseline, guessed = None, [False] * len(truth)
+    if public is not None:
+        granted = labels if knowledge.labels is not None else None
+        public_labels = None if prior_labels is None else prior_labels[: len(public)]
+        baseline, guessed = stranger(stick, truth, granted, stick.prepare(public), public_labels, found, eta)
+    items = _items(reconstruction, labels, assignment, metrics, near, same, guessed)
+    sure = [item for item in items if item.certified]
+    return ReconstructionScore(
+        attack=reconstruction.attack,
+        kind=knowledge.kind,
+        originals=len(truth),
+        found=len(found),
+        eta=eta,
+        within=stick.within.format(eta=eta, decibels=-20 * math.log10(eta) if eta else math.inf),
+        assignment=tuple(assignment),
+        items=items,
+        right=Share(sum(item.right for item in items), len(truth)),
+        exact=Share(sum(item.exact for item in items), len(truth)),
+        leaked=Share(sum(item.leaked for item in items), len(truth)),
+        certified=Share(sum(item.right for item in sure), len(sure)) if reconstruction.certified is not None else None,
+        metrics=mean_metrics([metrics[item] for item, _ in pairs], len(truth), metric_names(stick, truth)),
+        label_accuracy=_label_accuracy(reconstruction, labels, knowledge.classes),
+        baseline=baseline,
+        comparisons=_compare(claims, items, len(truth), baseline, clients),
+        cells=_cell_reliability(stick, reconstruction, found, truth, assignment),
+    )
+
+
+def _compare(
+    claims: Sequence[PrivacyClaim], items: Sequence[ItemScore], originals: int, baseline: Baseline | None, clients: int
+) -> tuple[Comparison, ...]:
+    """Beside each claim: what is right, and what is exact."""
+    if baseline is None:
+        return ()
+    right, exact = ({item.original for item in items if getattr(item, name)} for name in ("right", "exact"))
+    guesses = max(1, len(items))
+    outcomes = (
+        Outcome("a likeness", _each(right, originals), guesses, baseline.blind, baseline.chance, clients),
+        Outcome(
+            "an exact copy", _each(exact, originals), guesses, baseline.blind_exact, baseline.chance_exact, clients
+        ),
+    )
+    return tuple(comparison for outcome in outcomes for comparison in compare(claims, outcome))
+
+
+def _each(hit: set[int], originals: int) -> tuple[bool, ...]:
+    return tuple(original in hit for original in range(originals))
+
+
+def _check(reconstruction: Reconstruction, originals: Tensor, knowledge: Knowledge) -> None:
+    n = len(reconstruction.inputs)
+    for name, tensor in (("originals", originals), ("inputs", reconstruction.inputs)):
+        if tensor.shape[1:] != knowledge.input_shape:
+            raise AttackError(
+                f"{name} of {reconstruction.attack} have shape {tuple(tensor.shape)}, but an input has"
+                f" {knowledge.input_shape}; score what the attack was played on"
+            )
+    for name in ("confidence", "labels", "cells", "certified"):
+        value: Tensor | None = getattr(reconstruction, name)
+        if value is not None and n and len(value) != n:
+            raise AttackError(
+                f"{name} of {reconstruction.attack} has {len(value)} entries for {n} items; give one each"
+            )
+
+
+# --- items ----------------------------------------------------------------------------------------------------------
+
+
+def _items(
+    reconstruction: Reconstruction,
+    labels: Tensor,
+    assignment: Sequence[int],
+    metrics: Mapping[int, Mapping[str, float]],
+    near: set[int],
+    same: set[int],
+    guessed: Sequence[bool],
+) -> tuple[ItemScore, ...]:
+    mine, certified = reconstruction.labels, reconstruction.certified
+    return tuple(
+        ItemScore(
+            original=original,
+            right=item in near,
+            exact=item in same,
+            leaked=item in near and not guessed[original],
+            confidence=float(reconstruction.confidence[item]),
+            certified=bool(certified[item]) if certified is not None else False,
+            label_right=bool((mine[item] == labels[original]).all()) if mine is not None and original >= 0 else None,
+            metrics=metrics.get(item, {}),
+        )
+        for item, original in enumerate(assignment)
+    )
+
+
+def _cell_reliability(
+    stick: Yardstick, reconstruction: Reconstruction, found: Tensor, truth: Tensor, assignment: Sequence[int]
+) -> tuple[tuple[float, bool], ...]:
+    sure = reconstruction.cells
+    if sure is None or stick.cells is None:
+        return ()
+    pairs: list[tuple[float, bool]] = []
+    for item, original in enumerate(assignment):
+        right = torch.zeros(found.shape[1], dtype=torch.bool)
+        if original >= 0:
+            right = stick.cells(found[item : item + 1], truth[original : original + 1])[0]
+        pairs += zip(sure[item].double().tolist(), right.tolist(), strict=False)
+    return tuple(pairs)
+
+
+def _label_accuracy(reconstruction: Reconstruction, labels: Tensor, classes: int) -> float | None:
+    counts = reconstruction.label_counts
+    if counts is None and reconstruction.labels is not None and len(reconstruction.labels):
+        counts = torch.bincount(reconstruction.labels.flatten().long().clamp(min=0), minlength=classes)
+    if counts is None or not labels.numel():
+        return None
+    true = torch.bincount(labels.flatten().long(), minlength=len(counts))
+    overlap = torch.minimum(counts.double().clamp(min=0), true[: len(counts)].double()).sum()
+    return float(overlap / max(labels.numel(), float(counts.sum())))
+
+
+def _headline(metrics: Mapping[str, float], baseline: Baseline | None) -> list[str]:
+    """The one mean that a reader looks for, with the guess beside it."""
+    words = {
+        "psnr": ("{:.1f} dB on average", 1.0),
+        "cells_right": ("{:.0f}% of the cells right", 100.0),
+        "tokens_right": ("{:.0f}% of the tokens right", 100.0),
+    }
+    for name, (text, scale) in words.items():
+        if name in metrics:
+            guess = f" (a blind guess: {scale * baseline.metrics[name]:.{1 if scale == 1 else 0}f})" if baseline else ""
+            return [text.format(scale * metrics[name]) + guess]
+    return []

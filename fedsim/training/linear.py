@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of K replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedsim.training import ghost
+from fedsim.training.factors import Factors, steps_that_pay
+from fedsim.training.layers import ReplicaLayer
+
+_LARGE = 1 << 14  # weights from which a product is best added in place, which PyTorch does replica by replica
+
+
+class ReplicaLinear(ReplicaLayer):
+    """K linear layers: y = x Wᵀ + b, at one position or at every position of a sequence."""
+
+    _start: Tensor
+    _steps = 0
+
+    def begin(self, start: Mapping[str, Tensor], steps: int) -> None:
+        """Prepare for replicas that share the weights `start`; of their steps `steps` may be kept as factors."""
+        super().begin(start, steps)
+        self._start = start[self.names["weight"]]
+        self._steps = steps if self._start.numel() >= _LARGE else 0
+
+    def _use_factors(self) -> None:
+        """Begin to keep factors in the first step, where it pays; end when there are too many."""
+        if self._steps:
+            rows = self._x.shape[1]
+            steps = min(self._steps, steps_that_pay(*self._start.shape, rows))
+            self.factors = Factors(self._start, len(self._x), rows, steps) if steps else None
+            self._steps = 0
+        elif self.factors is not None and self.factors.full:
+            self.factors.write(self.weight)
+            self.factors = None
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Y, by one batched product."""
+        self._shape = x.shape
+        outputs, inputs = self.weight.shape[1:]
+        self._x = self.batch.by_replica(x, -1, inputs)
+        self._use_factors()
+        y = self.batch.new(x, *x.shape[:-1], outputs)
+        into = self.batch.by_replica(y, -1, outputs)
+        product = self._times_weights(into)
+        if self.bias is not None:
+            torch.add(product, self.bias.unsqueeze(1), out=into)
+        elif product is not into:
+            into.copy_(product)
+        return y
+
+    def _times_weights(self, into: Tensor) -> Tensor:
+        """X Wᵀ, in `into` or elsewhere.
+
+        For few rows, MKL spends several times more on packing a large transposed W than on the product itself. So where
+        all replicas share W (the first step) it is transposed once, and else the small x is transposed: W xᵀ.
+        """
+        x, weight = self._x, self.weight
+        if self.factors is not None:
+            return self.factors.times_transposed(x, into)
+        if weight[0].numel() >= _LARGE and 8 <= x.shape[1] <= 48:
+            if weight.stride(0) == 0:
+                return torch.bmm(x, weight[0].t().contiguous().expand(len(x), -1, -1), out=into)
+            return torch.bmm(weight, x.transpose(1, 2).contiguous()).transpose(1, 2)
+        return torch.bmm(x, weight.transpose(1, 2), out=into)
+
+    def keep(self, d: Tensor) -> None:
+        """Keep d as (K, B·L, O)."""
+        self._d = self.batch.by_replica(d, -1, d.shape[-1])
+
+    def input_gradient(self, d: Tensor) -> Tensor:
+        """D W."""
+        gradient = self.batch.new(d, *self._shape)
+        into = self.batch.by_replica(gradient, -1, self._shape[-1])
+        if self.factors is not None:
+            self.factors.times(self._d, into)
+        else:
+            torch.bmm(self._d, self.weight, out=into)
+        return gradient
+
+    def _by_example(self) -> tuple[Tensor, Tensor]:
+        """The factors x (K·B, L, I) and d (K·B, L, O)."""
+        shape = (self.batch.replicas * self.batch.width, -1)
+        return self._x.view(*shape, self._x.shape[2]), self._d.view(*shape, self._d.shape[2])
+
+    def squared_norms(self) -> Tensor:
+        """(K, B), by the factors or by the gradients, whichever are smaller."""
+        x, d = self._by_example()
+        shape = (self.batch.replicas, self.batch.width, -1)
+        self.examples = {}
+        if ghost.are_small(x.shape[1], x.shape[2], d.shape[2]):
+            self.examples["weight"] = torch.bmm(d.transpose(1, 2), x).view(shape)
+            norms = ghost.squared_lengths(self.examples["weight"])
+        else:
+            norms = ghost.squared_norms(x, d).view(shape[:2])
+        if self.bias is not None:
+            self.examples["bias"] = ghost.sum_of_positions(d).view(shape)
+            norms.add_(ghost.squared_lengths(self.examples["bias"]))
+        return norms
+
+    def forget(self, examples: Tensor) -> None:
+        """Take their gradients for zero."""
+        super().forget(examples)
+        for factor in self._by_example():
+            factor[examples.flatten()] = 0
+
+    def add_gradient(self, scale: float, factors: Tensor | None) -> None:
+        """Add scale · Σ_i factor_i · gradient of example i to the targets; without factors: 1 each."""
+        target, d = self.weight_target, self._d
+        if self.bias_target is not None:
+            # clipped sums are made of the very gradients that were measured
+            rows = d if factors is None else self.examples["bias"]
+            self.bias_target.add_(ghost.weighted_sum(rows, factors), alpha=scale)
+        if factors is not None and "weight" in self.examples:
+            target.add_(ghost.weighted_sum(self.examples["weight"], factors).view(target.shape), alpha=scale)
+            return
+        if factors is not None:
+            d = d.view(*factors.shape, -1).mul(factors.unsqueeze(2)).view(d.shape)
+        if self.factors is not None:
+            self.factors.add(self._x, d, scale)
+        elif target[0].numel() >= _LARGE:
+            target.baddbmm_(d.transpose(1, 2), self._x, alpha=scale)  # the step of SGD and the gradient are one
+        else:
+            target.add_(torch.bmm(d.transpose(1, 2), self._x), alpha=scale)
