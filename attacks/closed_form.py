@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedsim.attacks.labels import count_labels
 from fedsim.attacks.last_layer import last_layer, noise_deviation, step_gradient, step_weights
 from fedsim.attacks.layerwise import invert_layers, refine
-from fedsim.attacks.lone_rows import LoneExample, SlopesOf, lone_examples
+from fedsim.attacks.lone_rows import LoneExample, SlopesOf, counts_as, lone_examples
 from fedsim.attacks.matching import client_gradient, loss_gradient, matching_loss, private_copy
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, leaf_layers
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
@@ -276,27 +276,29 @@ def _rows(observation: Observation, knowledge: Knowledge, layers: tuple[Layer, .
         loss = _loss(observation, inputs.reshape(-1, *knowledge.input_shape), known)
         if loss < _MATCHES:
             return _Found(inputs, known, torch.ones(size), torch.ones(size, dtype=torch.bool), ("the whole batch",))
-    sure = torch.tensor([_certain(each, layers, front, size, single=single) for each in found], dtype=torch.bool)
+    sure = torch.tensor(
+        [_certain(each, found[0], layers, front, size, single=single) for each in found], dtype=torch.bool
+    )
     confidence = torch.where(sure, 1.0, 0.5)
     note = f"{len(found)} examples alone in rows of {front.name}, confirmed by at least three rows each"
     return _Found(inputs, known, confidence, sure, (note,))
 
 
-def _certain(one: LoneExample, layers: tuple[Layer, ...], front: Layer, size: int | None, *, single: bool) -> bool:
+def _certain(
+    one: LoneExample, first: LoneExample, layers: tuple[Layer, ...], front: Layer, size: int | None, *, single: bool
+) -> bool:
     """Whether the agreement of rows excludes a mixture of examples.
 
     Rows mix in different proportions only if dL/dz has at least two directions behind the layer: with two classes, or
     behind a layer of width one, all mixtures agree. In one step a label must be confirmed, with the share of one
-    example (a mixture of two of a kind has that of two; clipping can only make it smaller).
+    example: that of the `first`, and not that of two (clipping can only make it smaller).
     """
     names = [each.name for each in layers]
-    later = [each.module for each in layers[names.index(front.name) + 1 :] if isinstance(each.module, nn.Linear)]
-    widths = [module.out_features for module in later]
+    later = [each.module for each in layers[names.index(front.name) + 1 :]]
+    widths = [module.out_features for module in later if isinstance(module, nn.Linear)]
     if min([*widths[:-1], widths[-1] - 1]) < 2:
         return False
-    if not single:
-        return True
-    return one.label is not None and (size is None or one.share * size < 1.5)
+    return not single or (counts_as(one, first) and (size is None or one.share * size < 1.5))
 
 
 def _slopes_of(observation: Observation, knowledge: Knowledge, front: Layer) -> SlopesOf:

@@ -31,6 +31,7 @@ from fedsim.attacks.sparse_directions import ZERO, Span
 from fedsim.randomness import stream
 
 _ROUNDS = 6
+_CONTRADICTION = 0.01
 _HALFSPACE = 0.9
 """A column whose support a halfspace explains less well is a mixture (true ones: about 1, mixtures: 0.5 to 0.85)."""
 
@@ -162,14 +163,17 @@ def _halfspace(space: Span, factors: Factors, directions: Tensor) -> Tensor:
             slope = (part * chance).T @ points / len(points) - 1e-3 * p
             normal = (points.T[None] * weights.T[:, None]) @ points / len(points) + eye
             p = p + torch.linalg.solve(normal, slope[:, :, None])[:, :, 0]
-        scores.append((part * (points @ p.T) > 0).double().mean(0))
+        right = (part * (points @ p.T) > 0).double()
+        on = (part > 0).double()
+        scores.append(((right * on).sum(0) / on.sum(0) + (right * (1 - on)).sum(0) / (1 - on).sum(0)).nan_to_num() / 2)
     return torch.cat(scores)
 
 
 def _independent(space: Span, factors: Factors, pool: Tensor) -> Tensor:
-    """The best independent directions of a pool (r, k): those that a halfspace explains, most zeros first."""
+    """The best independent directions of a pool (r, k): those that a halfspace explains, redundant ones first."""
     merit = _halfspace(space, factors, pool)
-    order = (merit.round(decimals=2) + 1e-3 * sparse.zeros(space, pool).double().mean(0)).argsort(descending=True)
+    share = sparse.zeros(space, pool).double().mean(0)
+    order = (10.0 * sparse.is_redundant(space, pool) + merit.round(decimals=2) + 1e-3 * share).argsort(descending=True)
     chosen = pool[:, :0]
     for index in order.tolist():
         frame, _ = torch.linalg.qr(chosen)
@@ -179,24 +183,29 @@ def _independent(space: Span, factors: Factors, pool: Tensor) -> Tensor:
     return chosen
 
 
+def _disagreement(space: Span, factors: Factors, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """(m', r) where the input of each of r directions switches a neuron off, and (r,) how often its zeros deny it."""
+    inputs = torch.linalg.inv(space.whiten @ chosen)
+    inputs = inputs * _orientation(space, factors, chosen, inputs)[:, None]
+    off = (inputs @ factors.signs < 0)[:, space.kept].T
+    return off, (off != sparse.zeros(space, chosen)).double().mean(0)
+
+
 def _repaired(space: Span, factors: Factors, chosen: Tensor) -> Tensor:
-    """Replace each of r directions by the one that the signs of its own input determine, where that passes the test."""
+    """Replace each of r directions by the one that the signs of its own input determine, where that fits better."""
     for _ in range(4):
-        inputs = torch.linalg.inv(space.whiten @ chosen)
-        inputs = inputs * _orientation(space, factors, chosen, inputs)[:, None]
-        off = (inputs @ factors.signs < 0)[:, space.kept].T
-        wrong = ((off != sparse.zeros(space, chosen)).double().mean(0) > 0.02).nonzero()[:, 0].tolist()
-        changed = False
-        for index in wrong:
-            guess = sparse.rounded(space, chosen[:, [index]], off[:, [index]])
+        off, wrong = _disagreement(space, factors, chosen)
+        trial = chosen
+        for index in (wrong > 0).nonzero()[:, 0].tolist():
+            rows = space.rows[off[:, index]]
+            guess = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, :1]
             refit = sparse.verified(space, guess, redundant=False)
-            if refit.shape[1] and float((refit[:, 0] @ chosen[:, index]).abs()) < 1 - 1e-9:
-                trial = chosen.clone()
-                trial[:, index] = refit[:, 0]
-                if torch.linalg.cond(trial) < 1e6:
-                    chosen, changed = trial, True
-        if not changed:
+            if refit.shape[1]:
+                swapped = torch.cat([trial[:, :index], refit, trial[:, index + 1 :]], 1)
+                trial = swapped if torch.linalg.cond(swapped) < 1e6 else trial
+        if float(_disagreement(space, factors, trial)[1].sum()) >= float(wrong.sum()):
             break
+        chosen = trial
     return chosen
 
 
@@ -213,8 +222,12 @@ def _orientation(space: Span, factors: Factors, chosen: Tensor, inputs: Tensor) 
 
 
 def _search(space: Span, factors: Factors, rng: np.random.Generator, deadline: float) -> Tensor:
-    """As many independent verified directions (r, k) as are found in a bounded number of rounds."""
-    pool = chosen = space.rows.new_zeros(space.rank, 0)
+    """As many independent verified directions (r, k) as are found in a bounded number of rounds.
+
+    A full set that contradicts itself holds a mixture: what contradicts is dropped, and the search goes on.
+    """
+    pool = chosen = best = space.rows.new_zeros(space.rank, 0)
+    least = math.inf
     for effort in range(_ROUNDS):
         fresh = sparse.candidates(space, rng, effort)
         for _ in range(space.rank):
@@ -224,9 +237,15 @@ def _search(space: Span, factors: Factors, rng: np.random.Generator, deadline: f
             if chosen.shape[1] in (before, space.rank) or time.monotonic() > deadline:
                 break
             fresh = _completed(space, factors, chosen, rng, max(64, 4096 // space.rank) << min(effort, 2))
+        if chosen.shape[1] == space.rank:
+            chosen = _repaired(space, factors, chosen)
+            _, wrong = _disagreement(space, factors, chosen)
+            if float(wrong.sum()) < least:
+                best, least = chosen, float(wrong.sum())
+            pool = chosen = chosen[:, wrong <= _CONTRADICTION]
         if chosen.shape[1] == space.rank or time.monotonic() > deadline:
             break
-    return _repaired(space, factors, chosen) if chosen.shape[1] == space.rank else chosen
+    return best if best.shape[1] >= chosen.shape[1] else chosen
 
 
 def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> LayerBatch:

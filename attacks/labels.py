@@ -170,7 +170,9 @@ def _batch(
     left = scales[:, None] * (means[:, None] - nearest_counts(estimates, total) / total) - slopes
     floor = (left.square().sum(-1).min() + (1e-6 * slopes.norm()) ** 2) / len(slopes)
     variance = deviation**2 + (scales[:, None] * spread).square() + floor  # (scales, classes)
-    tails = 2 * (left.square() / (3 * variance)).log1p()  # Student's t: how far a softmax may be off is only roughly known
+    tails = (
+        2 * (left.square() / (3 * variance)).log1p()
+    )  # Student's t: how far a softmax may be off is only roughly known
     fit = prior[:, None] - (tails + 0.5 * variance.log()).sum(-1)
     surprise = 0.0 if _clips(knowledge) else math.log(_UNEXPECTED)
     weights = (fit - torch.where(scales == 1, 0.0, surprise + math.log(len(scales)))).flatten().softmax(0)

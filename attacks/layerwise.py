@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, vjp, vmap
 
 from fedsim.attacks.last_layer import last_layer, step_gradient
 from fedsim.attacks.matching import private_copy
@@ -169,7 +169,9 @@ def refine(observation: Observation, flat: Tensor, labels: Tensor, shape: tuple[
         return torch.cat([((found[name] - each) / each.norm()).flatten() for name, each in observed.items()])
 
     def derivative(point: Tensor) -> Tensor:
-        columns: Tensor = vmap(lambda along: jvp(difference, (point,), (along,))[1], chunk_size=64)(unit)
+        pull = vjp(difference, point)[1]  # J'u, which is linear in u: its derivative along v is J v
+        push = vjp(lambda along: pull(along)[0], torch.zeros_like(best))[1]
+        columns: Tensor = vmap(lambda along: push(along)[0], chunk_size=64)(unit)
         return columns.T
 
     best = difference(flat)

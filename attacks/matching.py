@@ -119,13 +119,13 @@ class Target:
         """The gradients (R, *shape) of a guess as far as they contradict what was sent, entry by entry.
 
         Pruned entries may be anything below the threshold, quantised ones anything within half a step: there the guess
-        is replaced by the observed value. Of signs, tanh(g / magnitude) keeps a slope for the optimiser.
+        is replaced by the observed value. In place of the sign, tanh(10 g / magnitude) has a slope for the optimiser.
         """
         return [self._one_as_sent(mine, sent) for mine, sent in zip(gradients, self.gradient, strict=True)]
 
     def _one_as_sent(self, mine: Tensor, sent: Tensor) -> Tensor:
         if self.magnitude is not None:
-            return self.magnitude * torch.tanh(mine / self.magnitude)
+            return self.magnitude * torch.tanh(10 * mine / self.magnitude)
         if self.half_step:
             return sent + F.softshrink(mine - sent, self.half_step)
         if self.threshold is not None:

@@ -105,12 +105,20 @@ def verified(space: Span, directions: Tensor, *, redundant: bool = True) -> Tens
             sharp = space.rows[zero] * (space.noise.min() / space.noise[zero, None])
             direction = torch.linalg.eigh(sharp.T @ sharp).eigenvectors[:, 0]
         else:
-            rows = space.rows[zero]
-            values, vectors = torch.linalg.eigh(rows.T @ rows)
-            leverage = ((rows @ vectors[:, 1:]) ** 2 / values[1:].clamp_min(1e-300)).sum(1)
-            if not redundant or float(leverage.max()) < 1 - 1e-3:
+            if not redundant or bool(is_redundant(space, direction[:, None])):
                 passed.append(direction)
     return torch.stack(passed, 1) if passed else space.rows.new_zeros(space.rank, 0)
+
+
+def is_redundant(space: Span, directions: Tensor) -> Tensor:
+    """(k,) bool: whether the zeros of a direction still determine it when any one of them is left out."""
+    out = []
+    for zero in zeros(space, directions).T:
+        rows = space.rows[zero]
+        values, vectors = torch.linalg.eigh(rows.T @ rows)
+        leverage = ((rows @ vectors[:, 1:]) ** 2 / values[1:].clamp_min(1e-300)).sum(1)
+        out.append(len(rows) > 0 and float(leverage.max()) < 1 - 1e-3)
+    return torch.tensor(out, dtype=torch.bool)
 
 
 def distinct(directions: Tensor, order: Tensor, same: float = _SAME, most: int | None = None) -> Tensor:

@@ -26,7 +26,9 @@ from torch import Tensor
 from fedsim.attacks import attack_named
 from fedsim.attacks.evidence import knowledge_of, knowledge_table, observations, with_labels
 from fedsim.attacks.observation import Observation, Reconstruction
+from fedsim.audit.columns import columns_to_list
 from fedsim.audit.reconstruction import ReconstructionScore, score
+from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError
 from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
@@ -109,12 +111,13 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
         entry = _attack_one(battle, settings, observation, key, found, truth)
         entries.append(entry)
         progress(AttackReport(settings.name, number, len(seen), key, entry["found"], entry["loss"], _sentence(entry)))
-    knowledge = knowledge_of(scenario, place.dataset, seen[0])
+    knowledge, encoding = knowledge_of(scenario, place.dataset, seen[0]), place.dataset.encoding
     document = {
         "attack": settings.name,
         "settings": _plain(scenario, settings),
         "knowledge": knowledge_table(scenario, seen[0], knowledge),
         "kind": place.dataset.kind,
+        **({"columns": columns_to_list(encoding)} if isinstance(encoding, TableEncoding) else {}),
         "observations": entries,
     }
     path.parent.mkdir(exist_ok=True)
@@ -149,8 +152,16 @@ def _attack_one(
     measured = None
     if rows is not None:
         originals, labels = dataset.x_train[rows], dataset.y_train[rows]
-        claims, prior = battle.run.claims, dataset.x_test
-        measured = score(result, originals, labels, knowledge, claims=claims, prior=prior, prior_labels=dataset.y_test)
+        measured = score(
+            result,
+            originals,
+            labels,
+            knowledge,
+            claims=battle.run.claims,
+            prior=dataset.x_test,
+            prior_labels=dataset.y_test,
+            clients=observation.clients,
+        )
         truth[f"{key}/inputs"], truth[f"{key}/labels"] = originals.contiguous(), labels.contiguous()
         truth[f"{key}/assignment"] = torch.tensor(measured.assignment, dtype=torch.int64)
     return entry | {

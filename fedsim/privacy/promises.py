@@ -28,7 +28,7 @@ _SEED = (
     "this is a simulation: noise, batches and cohorts follow from the scenario's seed, which must stay secret, and no"
     " other run with the same seed is released"
 )
-_ENCODED = {"breast_cancer", "csv", "text", "hub"}
+_ENCODED = {"breast_cancer", "csv", "text", "descriptions", "hub"}
 _PUBLIC_ENCODING = (
     "how the data is encoded (means and scales of columns, categories, vocabulary) is public: agreed on beforehand,"
     " not taken from the clients' rows, as this simulation takes it"

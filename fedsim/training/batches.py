@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Rows = NDArray[np.int64]
+_COINS = 1 << 18  # that are thrown at a time
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,23 @@ def batch_schedule(examples: int, work: LocalWork, rng: np.random.Generator) -> 
     steps = work.local_steps(examples)
     size = work.batch(examples)
     if work.example_dp is not None and work.example_dp.batches == "poisson":
-        return [np.flatnonzero(rng.random(examples) < size / examples) for _ in range(steps)]
+        return _poisson_batches(examples, steps, size, rng)
     schedule: list[Rows] = []
     while len(schedule) < steps:
         # FedSGD's batch is a random one even where local epochs keep the order of the rows
         order = rng.permutation(examples) if work.shuffle or work.kind == "fedsgd" else np.arange(examples)
         schedule.extend(order[first : first + size] for first in range(0, examples, size))
     return schedule[:steps]
+
+
+def _poisson_batches(examples: int, steps: int, size: int, rng: np.random.Generator) -> list[Rows]:
+    """Many steps at a time, which draws the same numbers as one after the other."""
+    batches: list[Rows] = []
+    while len(batches) < steps:
+        count = min(steps - len(batches), max(1, _COINS // examples))
+        step, rows = np.nonzero(rng.random((count, examples)) < size / examples)
+        batches += np.split(rows, np.searchsorted(step, np.arange(1, count)))
+    return batches
 
 
 def padded_width(schedule: Sequence[Rows], batch: int) -> int:
@@ -87,37 +96,13 @@ def padded_width(schedule: Sequence[Rows], batch: int) -> int:
     return min(rounded, batch) if longest <= batch else rounded
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """The batches of K clients side by side, for T steps of B rows."""
+def poisson_width(schedule: Sequence[Rows], batch: int, examples: int) -> int:
+    """The same for Poisson batches, which are all of different sizes: two widths that most clients share.
 
-    rows: Tensor
-    """(T, K, B) int64: row numbers in the training set; where there is no example, some row of the same client."""
-    present: Tensor
-    """(T, K, B) float32: 1 where there is an example, 0 where there is not."""
-
-    def shares(self, private: bool) -> Tensor:
-        """(T, K, B): what an example's loss counts for: its share of the batch or, before clipping, 1; padding 0."""
-        return self.present if private else self.present / self.present.sum(-1, keepdim=True).clamp_min_(1)
-
-    @classmethod
-    def of(cls, schedules: Sequence[Sequence[Rows]], members: Sequence[Rows], width: int) -> BatchPlan:
-        """Lay the schedules of clients (which have at least one row each) side by side, padded to `width` rows."""
-        steps = max(map(len, schedules), default=0)
-        rows = np.empty((steps, len(schedules), width), dtype=np.int64)
-        present = np.zeros(rows.shape, dtype=np.float32)
-        for k, (schedule, own) in enumerate(zip(schedules, members, strict=True)):
-            rows[:, k] = own[0]
-            if not schedule:
-                continue
-            taken = own[np.concatenate(schedule)]
-            if len(taken) == len(schedule) * width:  # all batches are full
-                rows[: len(schedule), k] = taken.reshape(-1, width)
-                present[: len(schedule), k] = 1
-                continue
-            lengths = np.fromiter(map(len, schedule), dtype=np.int64, count=len(schedule))
-            step = np.repeat(np.arange(len(schedule)), lengths)
-            place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            rows[step, k, place] = taken
-            present[step, k, place] = 1
-        return cls(torch.from_numpy(rows), torch.from_numpy(present))
+    The sizes have mean B and standard deviation s = √(B(1 − B/n)); the largest of T is around B + s√(2 ln T).
+    """
+    longest = max(map(len, schedule), default=0)
+    deviation = math.sqrt(batch * (1 - batch / examples))
+    usual = math.sqrt(2 * math.log(max(2, len(schedule))))
+    common = (min(examples, 4 * math.ceil((batch + deviation * z) / 4)) for z in (usual, usual + 1.5))
+    return next((width for width in common if longest <= width), padded_width(schedule, batch))

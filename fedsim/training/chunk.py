@@ -6,11 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.training.batches import BatchPlan, ExampleClipping
+from fedsim.training.batches import ExampleClipping
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.factors import Factors
+from fedsim.training.laying import Batches, Examples, PackedBatches, PaddedBatches
 from fedsim.training.layout import replica_rows
-from fedsim.training.noise import write_noise
+from fedsim.training.noise import NoiseStreams
 from fedsim.training.optimisers import is_plain_sgd, optimiser_for
 from fedsim.training.replicas import ReplicaModel
 from fedsim.training.trial import Trial
@@ -19,25 +20,26 @@ _LEAST = 2  # a matrix library computes a batch of one product by another routin
 
 
 class Chunk:
-    """Clients whose batches are padded to the same width, longest work first, so that the active ones come first.
+    """Clients that are trained together, longest work first, so that the active ones come first.
 
-    A client that has finished drops out: nothing is masked, and nothing can change it. A client that is alone is joined
-    by a row that nobody reads.
+    Their batches are padded to the same width or, `packed`, follow each other without padding. A client that has
+    finished drops out: nothing is masked, and nothing can change it. A client that is alone is joined by a row that
+    nobody reads.
     """
 
-    def __init__(self, model: ReplicaModel, tried: Trial, task: Task, clients: list[Client]) -> None:
+    def __init__(self, model: ReplicaModel, tried: Trial, task: Task, clients: list[Client], packed: bool) -> None:
         self._model, self._task, self._clients = model, task, clients
         work, layout, count = task.work, task.layout, max(len(clients), _LEAST)
         nobody = [clients[0].rows[:1]] * (count - len(clients))
-        self._lengths = [len(client.schedule) for client in clients]
-        self._width = clients[0].width
-        self._guard = tried.guard(self._width)
         schedules = [client.schedule for client in clients] + [[] for _ in nobody]
-        self._plan = BatchPlan.of(schedules, [client.rows for client in clients] + nobody, self._width)
-        self._labels = task.y[self._plan.rows.flatten(1)].unsqueeze(-1)
-        self._log_likelihoods = torch.zeros(self._labels.shape)
-        shares = self._plan.shares(private=work.example_dp is not None) / self._labels[0, 0].numel()
-        self._shares = shares.view(self._labels.shape[:2] + (1,) * (self._labels.dim() - 2))
+        members = [client.rows for client in clients] + nobody
+        self._lengths = [len(client.schedule) for client in clients]
+        private = work.example_dp is not None
+        self._batches: Batches = (
+            PackedBatches(schedules, members, task.y, tried.packed_guard)
+            if packed
+            else PaddedBatches(schedules, members, task.y, clients[0].width, tried.guard(clients[0].width), private)
+        )
         self._weights = replica_rows(count, layout.size)
         # Plain SGD is fused into the products that give the gradient, so that there is no gradient. Not so with noise:
         # added to the weights before the gradient it would be rounded to their precision, in the worst case away.
@@ -52,7 +54,8 @@ class Chunk:
             self._weights.copy_(task.start)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
-        self._noise = [client.randomness.noise() for client in clients] if work.example_dp is not None else []
+        generators = [client.randomness.noise() for client in clients] if private else []
+        self._noise = NoiseStreams(generators, layout.parameters)
         model.load_constants(task.start)
 
     @torch.no_grad()
@@ -72,17 +75,17 @@ class Chunk:
 
     def _activate(self, count: int, step: int) -> None:
         """Go on with the first `count` replicas."""
-        model = self._model
-        model.batch.resize(count, self._width, self._guard)
+        model, self._count = self._model, count
         shared = self._shared and step == 0
         weights = self._task.start.expand(count, -1) if shared else self._weights[:count]
         model.bind(weights, self._gradient[:count])
 
     def _step(self, step: int, active: int) -> None:
         """One local step of the first `active` clients."""
-        model, work = self._model, self._task.work
-        count = model.batch.replicas
-        self._backpropagate(step)
+        model, work, count = self._model, self._task.work, self._count
+        examples = self._batches.lay(step, count, model.batch)
+        if len(examples.rows):
+            self._backpropagate(step, examples)
         if self._fused and self._shared and step == 0:
             kept = self._kept()
             for name, weight in model.layout.unflatten(self._weights).items():
@@ -92,46 +95,41 @@ class Chunk:
         factors = None
         if work.example_dp is not None:
             self._begin_with_noise(active, work.example_dp)
-            factors = self._clipping_factors(work.example_dp)
+            factors = self._clipping_factors(work.example_dp) if len(examples.rows) else None
         elif not self._fused:
             self._gradient[:count].zero_()
-        for layer in model.layers:
+        for layer in model.layers if len(examples.rows) else ():
             layer.add_gradient(scale, factors)
         if work.kind == "fedavg" and not self._fused:
             self._optimiser.step(self._gradient[:count, : model.layout.parameters])
 
-    def _backpropagate(self, step: int) -> None:
+    def _backpropagate(self, step: int, examples: Examples) -> None:
         """Run the model forwards and backwards; the loss of each example counts with its share of the batch.
 
         Cross-entropy: the gradient with respect to the logits is softmax(logits) − onehot(label).
         """
-        batch = self._model.batch
-        batch.present = self._plan.present[step, : batch.replicas]
-        rows = self._plan.rows[step, : batch.replicas].view(-1)
-        used = len(rows)
-        if batch.guard:
-            rows = torch.cat([rows, rows.new_zeros(batch.guard)])
+        guard, labels, share = self._model.batch.guard, examples.labels, examples.shares
+        rows = torch.cat([examples.rows, examples.rows.new_zeros(guard)]) if guard else examples.rows
         with torch.enable_grad():
             outputs = self._model(self._task.x.index_select(0, rows))
-        labels, share = self._labels[step, :used], self._shares[step, :used]
-        gradient = outputs[:used] if batch.guard else outputs
+        gradient = outputs[: len(labels)] if guard else outputs
         gradient = gradient - gradient.amax(-1, keepdim=True)
         log_likelihood = gradient.gather(-1, labels)
         total = gradient.exp_().sum(-1, keepdim=True)
         gradient.mul_(share / total).scatter_add_(-1, labels, (-share).expand(labels.shape))
-        torch.sub(log_likelihood, total.log_(), out=self._log_likelihoods[step, :used])
-        if batch.guard:
-            gradient = torch.cat([gradient, gradient.new_zeros(batch.guard, *gradient.shape[1:])])
+        self._batches.note(step, log_likelihood.sub_(total.log_()))
+        if guard:
+            gradient = torch.cat([gradient, gradient.new_zeros(guard, *gradient.shape[1:])])
         torch.autograd.backward(outputs, gradient)
 
     def _begin_with_noise(self, active: int, dp: ExampleClipping) -> None:
         """Set the gradients of the active clients to σC·N(0, I)/B, to which the clipped sums are then added."""
-        count, parameters = self._model.batch.replicas, self._model.layout.parameters
+        count, parameters = self._count, self._model.layout.parameters
         if not dp.noise_multiplier:
             self._gradient[:count].zero_()
             return
         deviations = dp.noise_multiplier * dp.clipping_norm / self._batch_sizes[:active]
-        write_noise(self._gradient[:active, :parameters], self._noise[:active], deviations)
+        self._noise.write(self._gradient[:active, :parameters], deviations)
         self._gradient[active:count].zero_()
         self._gradient[:count, parameters:].zero_()
 
@@ -148,20 +146,18 @@ class Chunk:
                 layer.forget(broken)
             squares.masked_fill_(broken, 0)
         factors = dp.clipping_norm / squares.sqrt_().clamp_min_(1e-30)
-        return factors.clamp_max_(1).mul_(batch.present).div_(self._batch_sizes[: batch.replicas].unsqueeze(1))
+        return self._batches.divided(factors.clamp_max_(1), self._batch_sizes[: self._count])
 
     def _finish(self, remaining: int, active: int, into: CohortResult) -> None:
         """Write the results of the clients in rows remaining..active-1."""
         if remaining == active:
             return
         done = slice(remaining, active)
-        losses = -self._log_likelihoods.unflatten(1, (-1, self._width))[:, done].flatten(3).mean(3)
-        sums = (losses * self._plan.present[:, done]).sum((0, 2), dtype=torch.float64).tolist()
 
         def write_updates(some: slice, updates: Tensor) -> None:
             self._write_updates(slice(remaining + some.start, remaining + some.stop), updates)
 
-        into.write(self._task, self._clients[done], write_updates, sums)
+        into.write(self._task, self._clients[done], write_updates, self._batches.losses(done))
 
     def _write_updates(self, replicas: slice, updates: Tensor) -> None:
         """Write to `updates` (k, P) how the weights of these replicas changed; FedSGD: their gradients."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.randomness import ClientRandomness
-from fedsim.training.batches import LocalWork, Rows, batch_schedule, padded_width
+from fedsim.training.batches import LocalWork, Rows, batch_schedule, padded_width, poisson_width
 from fedsim.training.layout import Layout
 
 
@@ -43,17 +43,21 @@ class Client:
     batches: np.random.Generator
     """The stream of its batches, after the schedule was drawn."""
     randomness: ClientRandomness
+    poisson: bool = False
 
     @classmethod
     def of(cls, place: int, rows: Rows, work: LocalWork, randomness: ClientRandomness) -> Client:
         """Draw the batches of a client."""
         batches = randomness.batches()
         schedule = batch_schedule(len(rows), work, batches)
-        return cls(place, rows, work.batch(len(rows)), schedule, batches, randomness)
+        poisson = work.example_dp is not None and work.example_dp.batches == "poisson"
+        return cls(place, rows, work.batch(len(rows)), schedule, batches, randomness, poisson)
 
     @cached_property
     def width(self) -> int:
         """The rows to which its batches are padded."""
+        if self.poisson:
+            return poisson_width(self.schedule, self.batch, len(self.rows))
         return padded_width(self.schedule, self.batch)
 
 
@@ -85,7 +89,9 @@ class CohortResult:
         sizes = torch.tensor(examples, dtype=torch.int64)
         return cls(updates, torch.zeros(count), sizes, torch.zeros(count, dtype=torch.int64))
 
-    def write(self, task: Task, clients: Sequence[Client], write_updates: WriteUpdates, losses: Sequence[float]) -> None:
+    def write(
+        self, task: Task, clients: Sequence[Client], write_updates: WriteUpdates, losses: Sequence[float]
+    ) -> None:
         """Note what some clients computed, their updates written by `write_updates`, and the sums of their losses."""
         parameters, start = task.layout.parameters, task.start
         for some in _neighbours(clients):

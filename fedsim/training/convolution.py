@@ -29,6 +29,8 @@ _SCRATCH = 1 << 19  # numbers in a matrix of patches: 2 MB, near the cache of on
 class ReplicaConv(ReplicaLayer):
     """K convolutions of one or two dimensions; one dimension is two with height 1."""
 
+    packs = True
+
     def __init__(self, original: nn.Conv1d | nn.Conv2d, prefix: str, batch: Batch) -> None:
         super().__init__(original, prefix, batch)
         self._flat = isinstance(original, nn.Conv1d)
@@ -61,7 +63,8 @@ class ReplicaConv(ReplicaLayer):
             else:
                 torch.mm(patches.flatten(0, 1), kernels[k], out=output.flatten(0, 1))
         if self.bias is not None:
-            into.add_(self.bias[:, None, None])
+            for own, bias in zip(self.batch.each(into), self.bias.unbind(), strict=True):
+                own.add_(bias)
         output = y.permute(0, 3, 1, 2)
         return output.squeeze(2) if self._flat else output
 
@@ -85,12 +88,13 @@ class ReplicaConv(ReplicaLayer):
 
         How many examples these are is a question of their size alone, not of the other replicas.
         """
-        parts = min(self.batch.width, math.ceil(self.batch.width * self._positions * self._inputs / _SCRATCH))
-        size = math.ceil(self.batch.width / parts)
-        for k, replica in enumerate(zip(*(tensor.unbind() for tensor in tensors), strict=True)):
+        for k, replica in enumerate(zip(*(self.batch.each(tensor) for tensor in tensors), strict=True)):
+            examples = len(replica[0])
+            parts = min(examples, math.ceil(examples * self._positions * self._inputs / _SCRATCH))
             if parts == 1:
                 yield k, *replica
-            else:
+            elif parts:
+                size = math.ceil(examples / parts)
                 for piece in zip(*(each.split(size) for each in replica), strict=True):
                     yield k, *piece
 
@@ -112,9 +116,12 @@ class ReplicaConv(ReplicaLayer):
         gradient = self.batch.new(d, rows, height, width, channels)
         pieces = self.batch.by_replica(gradient, -1, height, width, channels)
         count = pieces.shape[1]
-        nothing = d.new_empty(1).expand(count, channels, height, width)  # only the shape of the input matters
         outputs = self._d.view(self.batch.replicas, count, *self._out, -1).permute(0, 1, 4, 2, 3).contiguous()
-        for piece, output, kernel in zip(pieces.unbind(), outputs.unbind(), self.weight.unbind(), strict=True):
+        each = self.batch.each
+        for piece, output, kernel in zip(each(pieces), each(outputs), self.weight.unbind(), strict=True):
+            if not len(piece):
+                continue
+            nothing = d.new_empty(1).expand(len(piece), channels, height, width)  # only the input's shape matters
             found, _, _ = torch.ops.aten.convolution_backward(
                 output, nothing, kernel, None, self._stride, self._padding, self._dilation, False, [0, 0], 1,
                 [True, False, False],
@@ -163,7 +170,7 @@ class ReplicaConv(ReplicaLayer):
         """Add scale · Σ_i factor_i · gradient of example i to the targets; without factors: 1 each."""
         examples = self.examples if factors is not None else {}
         if self._narrow or "weight" in examples:
-            total = ghost.weighted_sum(examples["weight"] if examples else self._gradients(), factors)
+            total = self.batch.weighted_sums(examples["weight"] if examples else self._gradients(), factors)
         else:
             total = self._sum(self._d if factors is None else self._d * factors[:, :, None, None])
         replicas, outputs, channels, *taps = self.weight.shape
@@ -174,11 +181,11 @@ class ReplicaConv(ReplicaLayer):
         self.weight_target.add_(total, alpha=scale)
         if self.bias_target is not None:
             rows = examples["bias"] if examples else self._bias_gradients()
-            self.bias_target.add_(ghost.weighted_sum(rows, factors), alpha=scale)
+            self.bias_target.add_(self.batch.weighted_sums(rows, factors), alpha=scale)
 
     def _sum(self, d: Tensor) -> Tensor:
         """(K, O, h·w·C): the sum of the gradients of all examples of each replica."""
-        total = d.new_zeros(self.batch.replicas, d.shape[3], self._inputs)
+        total = d.new_zeros(len(self.weight), d.shape[3], self._inputs)
         totals = total.unbind()
         for k, windows, some in self._pieces(self._windows, d):
             totals[k].addmm_(some.flatten(0, 1).t(), self._patches(windows).flatten(0, 1))

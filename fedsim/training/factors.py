@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of SGD on the matrices of K replicas, kept as factors for as long as these are smaller than the matrices.
 
-All replicas start from one matrix W (O, I). A step adds s·d_tᵀx_t to the matrix of a replica, x_t (R, I) being a layer's
-inputs and d_t (R, O) the gradients of its outputs; so after t steps its matrix is W + DᵀX, with the t·R rows of all
+All replicas start from one matrix W (O, I). A step adds s·d_tᵀx_t to the matrix of a replica, with a layer's inputs x_t
+(R, I) and the gradients d_t (R, O) of its outputs; so after t steps its matrix is W + DᵀX, with the t·R rows of all
 steps below each other. Products with it need no matrix of the replica's own:
 
     x(W + DᵀX)ᵀ = xWᵀ + (xXᵀ)D,        d(W + DᵀX) = dW + (dDᵀ)X.

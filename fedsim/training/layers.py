@@ -9,7 +9,7 @@ a gradient, per-example norms, a clipped sum) is decided afterwards, without a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,14 +28,38 @@ class Batch:
 
     def __init__(self) -> None:
         self.present = torch.empty(0)
+        self.sizes: list[int] | None = None
         self.anchor = torch.zeros((), requires_grad=True)  # makes autograd call the first layer's backward too
         self._scratch = torch.empty(0)
         self.resize(1, 1, 0)
 
     def resize(self, replicas: int, width: int, guard: int) -> None:
         """From now on the batch has K = `replicas` times B = `width` rows, and `guard` rows."""
-        self.replicas, self.width, self.guard = replicas, width, guard
+        self.replicas, self.width, self.guard, self.sizes = replicas, width, guard, None
         self.rows = replicas * width + guard
+
+    def pack(self, sizes: list[int], guard: int) -> None:
+        """From now on the batch is packed: replica k has sizes[k] rows, and nothing is padded.
+
+        All rows together are then seen as those of one replica, and `each` tells the replicas apart.
+        """
+        self.resize(1, sum(sizes), guard)
+        self.sizes = sizes
+
+    def each(self, tensor: Tensor) -> Sequence[Tensor]:
+        """A tensor (K, B·m, ...), as `by_replica` gives it, replica by replica: K tensors (B·m, ...)."""
+        if self.sizes is None:
+            return tensor.unbind()
+        times = tensor.shape[1] // self.width
+        pieces: Sequence[Tensor] = tensor[0].split([times * size for size in self.sizes])
+        return pieces
+
+    def weighted_sums(self, examples: Tensor, factors: Tensor | None) -> Tensor:
+        """(K, n): Σ_i factor_i r_i over the rows of each replica, (K, B, n); factors None: 1 each."""
+        if self.sizes is None or factors is None:
+            return ghost.weighted_sum(examples, factors)
+        pairs = zip(self.each(examples), self.each(factors), strict=True)
+        return torch.stack([torch.mv(rows.t(), own) for rows, own in pairs])
 
     def by_replica(self, tensor: Tensor, *shape: int) -> Tensor:
         """A tensor (rows·m, ...) without its guard rows, in shape (K, *shape); one entry of `shape` may be -1."""
@@ -79,6 +103,7 @@ class ReplicaLayer:
     Its weights, and the targets to which its gradients are added, are views on the replicas' rows, given by `bind`.
     """
 
+    packs = False  # whether it can do with batches that are packed
     weight: Tensor
     bias: Tensor | None
     weight_target: Tensor

@@ -18,6 +18,7 @@ _LARGE = 1 << 14  # weights from which a product is best added in place, which P
 class ReplicaLinear(ReplicaLayer):
     """K linear layers: y = x Wᵀ + b, at one position or at every position of a sequence."""
 
+    packs = True
     _start: Tensor
     _steps = 0
 
@@ -30,8 +31,8 @@ class ReplicaLinear(ReplicaLayer):
     def _use_factors(self) -> None:
         """Begin to keep factors in the first step, where it pays; end when there are too many."""
         if self._steps:
-            rows = self._x.shape[1]
-            steps = min(self._steps, steps_that_pay(*self._start.shape, rows))
+            (outputs, inputs), rows = self._start.shape, self._x.shape[1]
+            steps = min(self._steps, steps_that_pay(outputs, inputs, rows))
             self.factors = Factors(self._start, len(self._x), rows, steps) if steps else None
             self._steps = 0
         elif self.factors is not None and self.factors.full:
@@ -46,12 +47,27 @@ class ReplicaLinear(ReplicaLayer):
         self._use_factors()
         y = self.batch.new(x, *x.shape[:-1], outputs)
         into = self.batch.by_replica(y, -1, outputs)
+        if self.batch.sizes is not None:
+            self._compute_packed(into)
+            return y
         product = self._times_weights(into)
         if self.bias is not None:
             torch.add(product, self.bias.unsqueeze(1), out=into)
         elif product is not into:
             into.copy_(product)
         return y
+
+    def _compute_packed(self, into: Tensor) -> None:
+        """Y replica by replica, each with as many rows as it has; see `_times_weights`."""
+        weights, biases = self.weight.unbind(), self.bias.unbind() if self.bias is not None else None
+        shared = self.weight[0].t().contiguous() if self.weight.stride(0) == 0 else None
+        for k, (x, y) in enumerate(zip(self.batch.each(self._x), self.batch.each(into), strict=True)):
+            if shared is not None or len(x) < 8:
+                torch.mm(x, weights[k].t() if shared is None else shared, out=y)
+            else:
+                y.copy_(torch.mm(weights[k], x.t()).t())
+            if biases is not None:
+                y.add_(biases[k])
 
     def _times_weights(self, into: Tensor) -> Tensor:
         """X Wᵀ, in `into` or elsewhere.
@@ -76,7 +92,10 @@ class ReplicaLinear(ReplicaLayer):
         """D W."""
         gradient = self.batch.new(d, *self._shape)
         into = self.batch.by_replica(gradient, -1, self._shape[-1])
-        if self.factors is not None:
+        if self.batch.sizes is not None:
+            for d_k, weight, own in zip(self.batch.each(self._d), self.weight, self.batch.each(into), strict=True):
+                torch.mm(d_k, weight, out=own)
+        elif self.factors is not None:
             self.factors.times(self._d, into)
         else:
             torch.bmm(self._d, self.weight, out=into)
@@ -95,6 +114,9 @@ class ReplicaLinear(ReplicaLayer):
         if ghost.are_small(x.shape[1], x.shape[2], d.shape[2]):
             self.examples["weight"] = torch.bmm(d.transpose(1, 2), x).view(shape)
             norms = ghost.squared_lengths(self.examples["weight"])
+        elif self.bias is not None and x.shape[1] == 1:  # |d xᵀ|² + |d|²
+            self.examples["bias"] = d.view(shape)
+            return ghost.squared_lengths(x).add_(1).mul_(ghost.squared_lengths(d)).view(shape[:2])
         else:
             norms = ghost.squared_norms(x, d).view(shape[:2])
         if self.bias is not None:
@@ -114,13 +136,16 @@ class ReplicaLinear(ReplicaLayer):
         if self.bias_target is not None:
             # clipped sums are made of the very gradients that were measured
             rows = d if factors is None else self.examples["bias"]
-            self.bias_target.add_(ghost.weighted_sum(rows, factors), alpha=scale)
+            self.bias_target.add_(self.batch.weighted_sums(rows, factors), alpha=scale)
         if factors is not None and "weight" in self.examples:
-            target.add_(ghost.weighted_sum(self.examples["weight"], factors).view(target.shape), alpha=scale)
+            target.add_(self.batch.weighted_sums(self.examples["weight"], factors).view(target.shape), alpha=scale)
             return
         if factors is not None:
             d = d.view(*factors.shape, -1).mul(factors.unsqueeze(2)).view(d.shape)
-        if self.factors is not None:
+        if self.batch.sizes is not None:
+            for own, d_k, x in zip(target.unbind(), self.batch.each(d), self.batch.each(self._x), strict=True):
+                own.addmm_(d_k.t(), x, alpha=scale)
+        elif self.factors is not None:
             self.factors.add(self._x, d, scale)
         elif target[0].numel() >= _LARGE:
             target.baddbmm_(d.transpose(1, 2), self._x, alpha=scale)  # the step of SGD and the gradient are one

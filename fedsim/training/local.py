@@ -27,9 +27,10 @@ from fedsim.training.chunk import Chunk
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.layout import layout_of
 from fedsim.training.one_by_one import train_one
-from fedsim.training.replicas import ReplicaModel, expressible
+from fedsim.training.replicas import ReplicaModel, expressible, packable
 from fedsim.training.trial import Trial, mixes_examples, trial
 
+_PACKED = 1 << 14  # weights from which a product for one replica is worth a call
 _CHUNK_BYTES = 128 << 20  # what the replicas of a chunk may need in one step: more only costs memory
 
 
@@ -78,7 +79,7 @@ def train_cohort(
             train_one(task, client, result)
         return result
     with _single_threads() as threads:
-        chunks = _chunks(task, clients, kernel.trial, chunk, threads)
+        chunks = _chunks(task, clients, kernel, chunk, threads)
         if threads == 1 or len(chunks) == 1:
             for some in chunks:
                 kernel.train(task, some, result)
@@ -107,7 +108,12 @@ class _Kernel:
         self._example = Task(copy.deepcopy(task.model), task.layout, task.start, task.x[:6], task.y[:6], task.work)
         reason = expressible(task.model)
         self.trial = trial(self._example) if reason is None else Trial(reason)
+        self._packable = reason is None and task.layout.size >= _PACKED and packable(task.model)
         self._idle: list[ReplicaModel] = []
+
+    def packs(self, work: LocalWork) -> bool:
+        """Whether batches are packed: Poisson batches, of a model that is large enough for products of its own."""
+        return self._packable and work.example_dp is not None and work.example_dp.batches == "poisson"
 
     @cached_property
     def mixing(self) -> str | None:
@@ -120,7 +126,7 @@ class _Kernel:
             replicas = self._idle.pop()
         except IndexError:
             replicas = ReplicaModel(self._example.model, task.layout)
-        Chunk(replicas, self.trial, task, clients).train(into)
+        Chunk(replicas, self.trial, task, clients, self.packs(task.work)).train(into)
         replicas.forget()
         self._idle.append(replicas)
 
@@ -140,15 +146,17 @@ def _signature(task: Task) -> tuple[object, ...]:
     return task.layout, repr(task.model), task.x.shape[1:], task.y.shape[1:]
 
 
-def _chunks(task: Task, clients: list[Client], tried: Trial, size: int | None, threads: int) -> list[list[Client]]:
-    """Group clients of equal width, the longest work first, into chunks."""
+def _chunks(task: Task, clients: list[Client], kernel: _Kernel, size: int | None, threads: int) -> list[list[Client]]:
+    """Group clients of equal width (if they are packed: of any), the longest work first, into chunks."""
     groups: dict[int, list[Client]] = {}
+    packed = kernel.packs(task.work)
     for client in clients:
-        groups.setdefault(client.width, []).append(client)
+        groups.setdefault(0 if packed else client.width, []).append(client)
     chunks = []
-    for width, group in groups.items():
+    for group in groups.values():
         group.sort(key=lambda client: -len(client.schedule))
-        needed = 4 * (2 * task.layout.size + width * tried.elements)  # bytes for each replica
+        width = max(client.width for client in group)
+        needed = 4 * (2 * task.layout.size + width * kernel.trial.elements)  # bytes for each replica
         most = size or max(2, min(_CHUNK_BYTES // needed, math.ceil(len(group) / threads)))
         count = math.ceil(len(group) / most)
         chunks += [group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.errors import ModelError
 from fedsim.training.batches import ExampleClipping, LocalWork
 from fedsim.training.client import Client, CohortResult, Task
-from fedsim.training.noise import write_noise
+from fedsim.training.noise import NoiseStreams
 
 
 def train_one(task: Task, client: Client, into: CohortResult) -> None:
@@ -28,7 +27,7 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = _optimiser(parameters, work)
     forward = model if work.example_dp is None else _per_example(model)
-    noise = client.randomness.noise()
+    noise = NoiseStreams([client.randomness.noise()], layout.parameters)
     total = 0.0
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus's hook on the first layer
@@ -87,7 +86,9 @@ def _per_example(model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def _privatise(parameters: list[nn.Parameter], count: int, batch: int, dp: ExampleClipping, noise: Any) -> None:
+def _privatise(
+    parameters: list[nn.Parameter], count: int, batch: int, dp: ExampleClipping, noise: NoiseStreams
+) -> None:
     """Set every parameter's gradient to (Σ_i min(1, C/|g_i|) g_i + σC·N(0, I))/B."""
     flat = torch.zeros(1, sum(parameter.numel() for parameter in parameters))
     if count:
@@ -97,7 +98,7 @@ def _privatise(parameters: list[nn.Parameter], count: int, batch: int, dp: Examp
         flat += factors @ examples / batch
     if dp.noise_multiplier:
         drawn = torch.empty_like(flat)
-        write_noise(drawn, [noise], torch.tensor([dp.noise_multiplier * dp.clipping_norm / batch]))
+        noise.write(drawn, torch.tensor([dp.noise_multiplier * dp.clipping_norm / batch]))
         flat += drawn
     for parameter, gradient in zip(parameters, flat[0].split([p.numel() for p in parameters]), strict=True):
         parameter.grad = gradient.view_as(parameter).clone()

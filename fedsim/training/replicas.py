@@ -77,6 +77,11 @@ def _pads_evenly(module: nn.Conv1d | nn.Conv2d) -> bool:
     return sides[::2] == sides[1::2]
 
 
+def packable(model: nn.Module) -> bool:
+    """Whether every layer with weights can do with batches that are packed without padding."""
+    return all(_KINDS[type(m)].packs for m in model.modules() if _owns_parameters(m) or isinstance(m, _NormBase))
+
+
 def _owns_parameters(module: nn.Module) -> bool:
     return any(parameter is not None for parameter in module._parameters.values())
 

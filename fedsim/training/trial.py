@@ -42,6 +42,11 @@ class Trial:
         loose = [size for size in self.pointwise if width * size % _VECTOR]
         return max((math.ceil(_VECTOR / size) for size in loose), default=0)
 
+    @property
+    def packed_guard(self) -> int:
+        """How many guard rows a packed batch needs, of however many rows it is."""
+        return self.guard(1)
+
 
 def trial(task: Task) -> Trial:
     """Run a model and its replicas on a few examples, forwards and backwards, and compare the outputs.

@@ -225,9 +225,8 @@ def test_local_training_never_certifies_a_mixture() -> None:
     for seed in range(8):
         rows = some_rows(each, 4, seed)
         work = LocalWork("fedavg", epochs=3, batch_size=2, learning_rate=0.02)
-        check_certificates(
-            closed_form(update_of(model, each, rows, work), knowledge_of(each), SETTINGS), each.x_train[rows]
-        )
+        found = closed_form(update_of(model, each, rows, work), knowledge_of(each), SETTINGS)
+        check_certificates(found, each.x_train[rows])
 
 
 def test_an_example_taken_off_leaves_the_next_alone() -> None:
@@ -235,7 +234,7 @@ def test_an_example_taken_off_leaves_the_next_alone() -> None:
     x = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 2.0]], dtype=torch.float64)
     slopes = torch.zeros(2, 8, dtype=torch.float64)
     slopes[0] = torch.linspace(0.5, 1.5, 8)
-    slopes[1, 4:] = torch.tensor([0.3, -0.7, 0.2, 1.1])
+    slopes[1, 4:] = torch.tensor([0.9, -2.0, 0.8, 1.1])
 
     def slopes_of(flat: Tensor) -> Tensor:
         first = bool((flat - x[0]).norm() < (flat - x[1]).norm())
@@ -247,17 +246,17 @@ def test_an_example_taken_off_leaves_the_next_alone() -> None:
     assert len(lone_examples(slopes.T @ x, slopes.sum(0), None)) == 1
 
 
-@pytest.mark.parametrize("size", [2, 4, 6, 8])
+@pytest.mark.parametrize("size", [2, 5, 8])
 @pytest.mark.parametrize("scale", [1.0, 0.05])
 def test_logistic_regression_with_fewer_examples_than_classes(size: int, scale: float) -> None:
     each = data("digits")
     certified = 0
-    for seed in range(5):
+    for seed in range(4):
         model = model_for(each, seed, name="logistic")
         rows = some_rows(each, size, seed)
         found = closed_form(gradient_of(model, each, rows, scale), knowledge_of(each), SETTINGS)
         certified += check_certificates(found, each.x_train[rows])
-    assert certified >= 4 * size
+    assert certified >= 3 * size
 
 
 def test_trained_logistic_regression() -> None:

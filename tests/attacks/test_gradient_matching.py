@@ -151,7 +151,7 @@ def test_batch_through_features() -> None:
 
 def test_relu_network_by_signed_adam() -> None:
     images, labels = digits(1)
-    chosen = settings(features=False, iterations=300)
+    chosen = settings(features=False, iterations=200)
     found = gradient_matching(observe(relu_net(), images, labels), knows(labels), chosen)
     assert psnr(found.inputs, images) > 25
     assert any("signed-adam on the cosine" in note for note in found.notes)
@@ -243,7 +243,7 @@ def test_priors_by_hand() -> None:
     block = torch.zeros(1, 1, 1, 8, 8)
     block[..., 4:] = 3.0
     assert float(patch(block, 4)) == pytest.approx(9.0)
-    assert float(patch(block.roll(1, -1)[..., 1:], 4)) == 0
+    assert float(patch(block[..., 1:], 4)) == 0  # the jump is now inside a patch
     outside = outside_range(torch.tensor([[[-1.0, 0.5, 2.0, 1.0]]]), torch.tensor(0.0), torch.tensor(1.0))
     assert float(outside) == pytest.approx(0.5)
     assert torch.equal(group_consistency(torch.ones(3, 2, 4)), torch.zeros(3))
@@ -259,10 +259,11 @@ def test_batch_statistics_are_read_exactly() -> None:
     model.load_state_dict(before)
     seen = Observation(model=model, update={**seen.update, **buffers}, kind="gradient", work=seen.work, examples=4)
     (known,) = batch_statistics(seen).values()
-    hidden = model[0](images)  # type: ignore[operator]
+    with torch.no_grad():
+        hidden, other = model[0](images), model[0](images * 0.5)  # type: ignore[operator]
     assert torch.allclose(known.mean, hidden.mean((0, 2, 3)), atol=1e-5)
     assert float(statistics_apart(hidden, known)) < 1e-8
-    assert float(statistics_apart(model[0](images * 0.5), known)) > 1e-2  # type: ignore[operator]
+    assert float(statistics_apart(other, known)) > 1e-2
     found = gradient_matching(seen, knows(labels), settings(iterations=60))
     assert found.loss < 0.5
 
@@ -376,14 +377,14 @@ def test_what_the_truth_sends_contradicts_nothing() -> None:
         ({"client_dp": {"clipping_norm": 0.5, "noise_multiplier": 0}}, lambda flat: 0.5 * flat / flat.norm(), 50),
         ({"compression": {"kind": "prune", "keep": 0.2}}, lambda flat: prune(flat, 0.2), 20),
         ({"compression": {"kind": "quantise", "bits": 8}}, lambda flat: quantise(flat, 8), 25),
-        ({"compression": {"kind": "sign"}}, sign, 9),
+        ({"compression": {"kind": "sign"}}, sign, 8),  # signs hide most: without adapting it is 5 dB
     ],
 )
 def test_defences_are_adapted_to(defence: dict[str, Any], mechanism: Any, floor: float) -> None:
     images, labels = digits(1)
     seen = changed(observe(relu_net(), images, labels), mechanism)
     known = knows(labels, defence=DefenceSection.model_validate(defence))
-    found = gradient_matching(seen, known, settings(iterations=300))
+    found = gradient_matching(seen, known, settings(iterations=150))
     assert psnr(found.inputs, images) > floor
     assert len(found.notes) >= 2
 

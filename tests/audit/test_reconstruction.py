@@ -17,7 +17,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge, Reconstruction
-from fedsim.audit.comparison import Comparison, pooled
+from fedsim.audit.bounds import kappa_uniform
+from fedsim.audit.comparison import Comparison, Outcome, compare, pooled
 from fedsim.audit.perceptual import HIGHEST_PSNR, gradient_distance, mean_squared_error, psnr, ssim
 from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, score
 from fedsim.audit.shares import Share, clopper_pearson
@@ -349,6 +350,14 @@ def test_examples_of_one_update_are_not_independent() -> None:
     assert (many.measured, many.updates) == (Share(4, 4), 4)
     assert many.p_value == pytest.approx(0.2**4)
     assert many.verdict == "violated"
+
+
+def test_luck_adds_up_over_the_examples_of_a_client() -> None:
+    outcome = Outcome("a likeness", (True, False), 1, kappa_uniform(10), 0.1, 1)
+    any_, every = compare([claim("client")], outcome)
+    assert any_.chance == pytest.approx(1 - 0.9**2)
+    assert any_.advantage == pytest.approx(0.9**2)
+    assert (any_.kappa, every.kappa, every.measured) == (pytest.approx(0.2), pytest.approx(0.1), Share(0, 1))
 
 
 def test_pooling_keeps_the_weakest_bound() -> None:

@@ -176,7 +176,7 @@ def test_under_a_claim_the_data_is_not_looked_at(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_in_which_everybody_refuses_ends_with_the_reason(tmp_path: Path) -> None:
-    everybody = settings("refuse").model_dump()
+    everybody = settings("refuse").model_dump(exclude_unset=True)
     everybody["adversary"]["active"].update(clients="all", rounds=[1])
     with pytest.raises(RunError, match="made to leak"):
         fedsim.run(Scenario.model_validate(everybody), out=tmp_path / "run")

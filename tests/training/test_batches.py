@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedsim.randomness import stream
 from fedsim.training import ExampleClipping, LocalWork, batch_schedule
-from fedsim.training.batches import BatchPlan, padded_width
+from fedsim.training.batches import padded_width, poisson_width
+from fedsim.training.laying import BatchPlan
 
 
 def schedule(examples: int, seed: int = 0, **options) -> list[np.ndarray]:
@@ -91,3 +92,21 @@ def test_plan_lays_schedules_side_by_side():
     assert plan.present.tolist() == [[[1, 1], [0, 0], [1, 1]], [[1, 0], [0, 0], [0, 0]]]
     assert plan.shares(private=False).tolist() == [[[0.5, 0.5], [0, 0], [0.5, 0.5]], [[1, 0], [0, 0], [0, 0]]]
     assert plan.shares(private=True) is plan.present
+
+
+def test_poisson_batches_are_those_of_one_step_at_a_time(monkeypatch):
+    work = LocalWork("fedavg", batch_size=7, steps=50, example_dp=ExampleClipping(1.0, 1.0, "poisson"))
+    monkeypatch.setattr("fedsim.training.batches._COINS", 200)
+    rng = stream(0, "test")
+    expected = [np.flatnonzero(rng.random(30) < 7 / 30) for _ in range(50)]
+    found = batch_schedule(30, work, stream(0, "test"))
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_most_clients_share_a_width_and_every_batch_fits():
+    work = LocalWork("fedavg", batch_size=32, example_dp=ExampleClipping(1.0, 1.0, "poisson"))
+    schedules = [batch_schedule(320, work, stream(k, "test")) for k in range(200)]
+    widths = [poisson_width(schedule, 32, 320) for schedule in schedules]
+    assert all(max(map(len, s)) <= width <= 64 for s, width in zip(schedules, widths, strict=True))
+    assert len(set(widths)) <= 3
+    assert poisson_width([np.arange(20)], 20, 20) == 20  # everybody joins: nothing to pad

@@ -61,3 +61,35 @@ def test_repeated_runs_are_equal(federation):
     cohort = federation("cnn")
     work = WORKS["private"]
     assert torch.equal(train_cohort(*cohort.arguments(work)).updates, train_cohort(*cohort.arguments(work)).updates)
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide", "cnn", "conv1d"])
+def test_packed_batches_change_nothing_either(federation, name, monkeypatch):
+    """Poisson batches of large models are packed without padding: here those of small ones too, some batches empty."""
+    monkeypatch.setattr("fedsim.training.local._PACKED", 0)
+    work = LocalWork("fedavg", batch_size=3, epochs=2, example_dp=ExampleClipping(0.5, 0.5, "poisson"))
+    packed = federation(name, sizes=SIZES)
+    together = train_cohort(*packed.arguments(work))
+    for clients in ([0], [4], [49, 3, 17, 0, 4, 12, 11], list(range(49, -1, -1))):
+        for chunk in (None, 3):
+            result = train_cohort(*packed.arguments(work, clients), chunk=chunk)
+            assert torch.equal(result.updates, together.updates[clients])
+            assert torch.equal(result.loss, together.loss[clients])
+    monkeypatch.setattr("fedsim.training.local._PACKED", 1 << 40)
+    padded = train_cohort(*federation(name, sizes=SIZES).arguments(work))
+    torch.testing.assert_close(together.updates, padded.updates, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(together.loss, padded.loss)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 9])
+def test_steps_kept_as_factors_are_plain_training(federation, epochs):
+    """A large layer's first steps are kept as factors, and then become weights of its own."""
+    work = LocalWork("fedavg", batch_size=9, epochs=epochs, learning_rate=0.1)
+    cohort = federation("wide", sizes=(20, 13, 40, 9))
+    result = train_cohort(*cohort.arguments(work))
+    for k in range(4):
+        update, loss = cohort.plain(k, work)
+        torch.testing.assert_close(result.updates[k], update, rtol=1e-3, atol=1e-5)
+        assert result.loss[k].item() == pytest.approx(loss, rel=1e-4)
+        alone = train_cohort(*cohort.arguments(work, [k]))
+        assert torch.equal(alone.updates[0], result.updates[k])

@@ -10,12 +10,13 @@ from scipy import stats
 
 from fedsim.randomness import stream
 from fedsim.training.layout import replica_rows
-from fedsim.training.noise import write_noise
+from fedsim.training.noise import NoiseStreams
 
 
 def draw(rows: int, length: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
     target = replica_rows(rows, length).zero_()
-    write_noise(target, [stream(seed, "noise", k) for k in range(rows)], torch.full((rows,), deviation))
+    generators = [stream(seed, "noise", k) for k in range(rows)]
+    NoiseStreams(generators, length).write(target, torch.full((rows,), deviation))
     return target
 
 
@@ -47,17 +48,17 @@ def test_the_two_numbers_of_a_pair_are_independent():
 
 
 def test_steps_go_on_in_the_stream():
-    generator = [stream(0, "noise", 0)]
+    noise = NoiseStreams([stream(0, "noise", 0)], 100)
     first, second = replica_rows(1, 100).zero_(), replica_rows(1, 100).zero_()
-    write_noise(first, generator, torch.ones(1))
-    write_noise(second, generator, torch.ones(1))
+    noise.write(first, torch.ones(1))
+    noise.write(second, torch.ones(1))
     assert torch.equal(first, draw(1, 100))
     assert abs(np.corrcoef(first[0], second[0])[0, 1]) < 0.45
 
 
 def test_scale():
     target = torch.full((2, 50), 3.0)
-    write_noise(target, [stream(0, "noise", k) for k in range(2)], torch.tensor([1.0, 4.0]))
+    NoiseStreams([stream(0, "noise", k) for k in range(2)], 50).write(target, torch.tensor([1.0, 4.0]))
     torch.testing.assert_close(target, torch.tensor([[1.0], [4.0]]) * draw(2, 50))
 
 
@@ -79,5 +80,20 @@ class Extreme:
 @pytest.mark.parametrize(("more", "bits"), [(0.0, 31 + 54), (2.0**-20, 31 + 20), (0.5, 32)])
 def test_the_tail_goes_beyond_what_a_word_can_say(more: float, bits: int):
     target = torch.zeros(1, 9)
-    write_noise(target, [Extreme(more)], torch.ones(1))  # type: ignore[list-item]
+    NoiseStreams([Extreme(more)], target.shape[1]).write(target, torch.ones(1))  # type: ignore[list-item]
     assert target.abs().max() == pytest.approx(np.sqrt(2 * bits * np.log(2)), rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [100, 3001, 40_000, 140_001])
+def test_many_steps_do_not_depend_on_who_drops_out(length):
+    """Short rows are drawn several at a time; neither the blocks nor the company change a replica's noise."""
+    together = NoiseStreams([stream(0, "noise", k) for k in range(3)], length)
+    alone = NoiseStreams([stream(0, "noise", 0)], length)
+    rows = []
+    for step in range(12):
+        many, one = torch.zeros(3 if step < 5 else 1, length), torch.zeros(1, length)
+        together.write(many, torch.ones(len(many)))
+        alone.write(one, torch.ones(1))
+        assert torch.equal(many[0], one[0])
+        rows.append(one[0])
+    assert len({row.numpy().tobytes() for row in rows}) == 12

@@ -32,6 +32,7 @@ def clipped_sum(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def test_noise_is_not_rounded_away_by_large_weights() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     nn.init.constant_(model[1].weight, 1.5)
+    nn.init.constant_(model[1].bias, 0.05)
     x, y = torch.rand(100, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(100, dtype=torch.int64)
     noise = ExampleClipping(1.0, 1.0, "shuffle")
     work = LocalWork("fedavg", learning_rate=1e-6, batch_size=None, example_dp=noise)
