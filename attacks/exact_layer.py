@@ -32,6 +32,7 @@ from fedsim.randomness import stream
 
 _ROUNDS = 6
 _CONTRADICTION = 0.01
+_DIVISIONS = 8
 _HALFSPACE = 0.9
 """A column whose support a halfspace explains less well is a mixture (true ones: about 1, mixtures: 0.5 to 0.85)."""
 
@@ -141,7 +142,12 @@ def _completed(space: Span, factors: Factors, known: Tensor, rng: np.random.Gene
     guesses = torch.from_numpy(rng.standard_normal((rank, inputs.shape[1])))
     guesses = sparse.rounded(space, guesses / guesses.norm(dim=0), off)
     guesses = guesses[:, sparse.distinct(guesses, sparse.zeros(space, guesses).sum(0).argsort(descending=True))]
-    return sparse.verified(space, guesses, redundant=False)
+    found = sparse.verified(space, guesses, redundant=False)
+    if count == rank - 1:
+        return found
+    firm = sparse.is_redundant(space, found)
+    parts = [sparse.divided(space, mixture, rng) for mixture in found[:, ~firm].T[:_DIVISIONS]]
+    return torch.cat([found[:, firm], *parts], 1)
 
 
 def _halfspace(space: Span, factors: Factors, directions: Tensor) -> Tensor:
@@ -173,7 +179,7 @@ def _independent(space: Span, factors: Factors, pool: Tensor) -> Tensor:
     """The best independent directions of a pool (r, k): those that a halfspace explains, redundant ones first."""
     merit = _halfspace(space, factors, pool)
     share = sparse.zeros(space, pool).double().mean(0)
-    order = (10.0 * sparse.is_redundant(space, pool) + merit.round(decimals=2) + 1e-3 * share).argsort(descending=True)
+    order = (sparse.is_redundant(space, pool) + share).argsort(descending=True)  # a mixture has fewer zeros
     chosen = pool[:, :0]
     for index in order.tolist():
         frame, _ = torch.linalg.qr(chosen)

@@ -30,7 +30,7 @@ EXPLAINED = 1e-2
 """A squared distance, beyond the noise, at which inputs that features determine are not matched further: to invert the
 features longer (`iterations`) brings them nearer at a tenth of the cost."""
 _ROUNDING = 1e-12  # what float32 leaves of a squared distance
-RECOGNISABLE = 1e-3
+RECOGNISABLE = 3e-4
 """A squared distance at which about half of the reconstructions were recognisable; see `confidence_of`."""
 
 
@@ -96,7 +96,7 @@ def _ready(observation: Observation, target: Target, units: Units, guess: Guess)
 def confidence_of(distance: float, noise_share: float) -> float:
     """An estimate of the probability that an item is recognisable (20 dB or more), from what an attacker can see.
 
-    (1 - share of noise) / (1 + distance beyond the noise / 1e-3): at 1e-3 about half of the reconstructions of small
+    (1 - share of noise) / (1 + distance beyond the noise / 3e-4): at 3e-4 about half of the reconstructions of small
     networks were. It is a rule of thumb and no calibrated probability: networks differ.
     """
     return (1 - noise_share) / (1 + max(distance - noise_share, 0.0) / RECOGNISABLE)

@@ -172,8 +172,10 @@ def _explained(
         value = (weight[:, None] * inputs[chosen]).sum(dim=0) / weight.sum()
         lead = int(chosen[error[chosen].argmin()])
         readings = len(set(cells.group[which[chosen]].tolist()))
-        doubt = float(chance[chosen].min()) ** readings
-        items.append(Item(value, int(best.indices[lead]), readings, doubt < 1e-3, max(0.0, 1 - doubt)))
+        # In two queries the same two examples mix in different proportions, unless there are only two classes.
+        proven = readings >= 2 and own.shape[1] > 2
+        doubt = float(chance[chosen].min()) ** (readings if proven else 1)
+        items.append(Item(value, int(best.indices[lead]), readings, proven and doubt < 1e-3, max(0.0, 1 - doubt)))
     return items
 
 

@@ -27,7 +27,9 @@ from torch import Tensor
 ZERO = 8.0
 """An entry is zero if it is within so many standard deviations of its noise."""
 _CHANCE = 1e-12
+_NEEDED = 1 - 1e-3
 _SAME = 0.999
+_DIVIDED = 8
 _SAMPLED = 18
 """Up to this rank, null vectors of random rows are worth their time: a column is hit with probability 2^-(r - 1)."""
 
@@ -110,15 +112,16 @@ def verified(space: Span, directions: Tensor, *, redundant: bool = True) -> Tens
     return torch.stack(passed, 1) if passed else space.rows.new_zeros(space.rank, 0)
 
 
+def _leverage(rows: Tensor) -> Tensor:
+    """(n,) leverage of each row in the span of rows (n, r) without their null direction: 1 where it is needed."""
+    values, vectors = torch.linalg.eigh(rows.T @ rows)
+    return ((rows @ vectors[:, 1:]) ** 2 / values[1:].clamp_min(1e-300)).sum(1)
+
+
 def is_redundant(space: Span, directions: Tensor) -> Tensor:
     """(k,) bool: whether the zeros of a direction still determine it when any one of them is left out."""
-    out = []
-    for zero in zeros(space, directions).T:
-        rows = space.rows[zero]
-        values, vectors = torch.linalg.eigh(rows.T @ rows)
-        leverage = ((rows @ vectors[:, 1:]) ** 2 / values[1:].clamp_min(1e-300)).sum(1)
-        out.append(len(rows) > 0 and float(leverage.max()) < 1 - 1e-3)
-    return torch.tensor(out, dtype=torch.bool)
+    needed = [float(_leverage(space.rows[zero]).max()) if zero.any() else 1.0 for zero in zeros(space, directions).T]
+    return torch.tensor([leverage < _NEEDED for leverage in needed], dtype=torch.bool)
 
 
 def distinct(directions: Tensor, order: Tensor, same: float = _SAME, most: int | None = None) -> Tensor:
@@ -223,3 +226,26 @@ def sampled(space: Span, rng: np.random.Generator, bases: int) -> Tensor:
         null = null[:, torch.isfinite(null).all(0)]
         found.append(null[:, zeros(space, null).sum(0) >= need])
     return torch.cat(found, 1) if found else space.rows[:0].T
+
+
+def divided(space: Span, mixture: Tensor, rng: np.random.Generator) -> Tensor:
+    """The columns (r, k) of which a direction (r,) is a mixture, if they are few.
+
+    Similar inputs share most of their zeros. Those span a null space of a few dimensions, in which the columns are
+    found by sampling rows, as in the whole, with far fewer rows to hit.
+    """
+    zero = zeros(space, mixture[:, None])[:, 0]
+    shared = space.rows[zero][_leverage(space.rows[zero]) < _NEEDED]
+    values, vectors = torch.linalg.eigh(shared.T @ shared)
+    size = int((values < 1e-6 * values[-1]).sum())
+    if not 2 <= size <= _DIVIDED:
+        return vectors[:, :0]
+    inside = vectors[:, :size]
+    rows = space.rows @ inside
+    kept = (rows.norm(dim=1) > ZERO * space.noise * torch.linalg.matrix_norm(space.spread @ inside)).nonzero()[:, 0]
+    if len(kept) <= size:
+        return inside[:, :0]
+    part = Span(rows[kept], space.noise[kept], kept, space.whiten @ inside, space.spread @ inside)
+    hits = sampled(part, rng, 4096)
+    hits = inside @ hits[:, distinct(hits, zeros(part, hits).sum(0).argsort(descending=True), _SAME, 8 * size)]
+    return verified(space, hits)

@@ -7,8 +7,10 @@ takes long to import (torch, flwr) is imported by the command that needs it.
 
 from __future__ import annotations
 
-import re
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -47,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # an ε on a terminal that has none is no reason to fail
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = app(words or ["--help"], prog_name="fedsim", standalone_mode=False)
+        with _terminated_as_interrupted():
+            result = app(words or ["--help"], prog_name="fedsim", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except FedsimError as error:
         return _fail(str(error))
@@ -58,6 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", code=130)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM (a batch system's time is up) ends a command as Ctrl-C does: with the way to go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(sentence: str, code: int = 2) -> int:
@@ -141,7 +157,7 @@ def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet:
     from fedsim.federation.folder import next_free_folder
     from fedsim.federation.run import run as run_federation
 
-    with _locating(name, overrides), screen.showing_progress(quiet=quiet) as progress:
+    with _locating(name, overrides), screen.showing_progress(quiet=quiet, rounds=scenario.rounds) as progress:
         while True:
             path = out or next_free_folder(Path("runs"), scenario.name)
             try:
@@ -188,6 +204,7 @@ def _interrupted(folder: Path) -> int:
 @app.command()
 def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Say what would run, how long it may take, and the privacy it will have spent. Nothing is written."""
+    begun = time.perf_counter()
     from fedsim.scenario_file import load_scenario
 
     loaded = load_scenario(scenario, overrides or ())
@@ -196,7 +213,8 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: Json
 
     with _locating(scenario, overrides):
         planned = plan(loaded)
-        seconds = estimate_seconds(planned)
+        seconds = time.perf_counter() - begun  # a run has to start up too
+        seconds += estimate_seconds(planned)
     if as_json:
         screen.show_json(screen.plan_document(planned, seconds))
     else:
@@ -206,12 +224,12 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: Json
 @app.command()
 def new(file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("scenario.yaml")) -> None:
     """Write a commented scenario to start from, with every field at its default."""
+    from fedsim.scenario_file import name_from
     from fedsim.template import template
 
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._")[:80] or "scenario"
     try:
         with file.open("x", encoding="utf-8") as opened:
-            opened.write(template(name, str(file)))
+            opened.write(template(name_from(file), str(file)))
     except FileExistsError:
         raise ScenarioError(f"{file} is already there and is not overwritten; name another file") from None
     except OSError as error:

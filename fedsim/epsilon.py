@@ -79,7 +79,7 @@ def _check(question: Question) -> None:
         raise PrivacyError("give exactly one of --sigma (to find ε) and --target (to find σ)")
     ranges: tuple[tuple[str, float | None, Callable[[float], bool], str], ...] = (
         ("sigma", question.sigma, lambda value: 0 <= value < math.inf, "finite and at least 0"),
-        ("target", question.target, lambda value: 0 < value < math.inf, "finite and above 0"),
+        ("target", question.target, lambda value: 1e-4 <= value <= 1e4, "from 0.0001 to 10,000; 1 to 10 is usual"),
         ("rate", question.rate, lambda value: 0 < value <= 1, "above 0 and at most 1"),
         ("delta", question.delta, lambda value: 0 < value < 1, "above 0 and below 1; 1e-5 is usual"),
     )

@@ -128,6 +128,12 @@ def place_of_field(message: str, places: Mapping[FieldPath, str]) -> str | None:
     return places.get(first[0]) if len(first) == 1 else None
 
 
+def default_field(message: str) -> str | None:
+    """The first `section.field` of a scenario that a message names."""
+    known = (field for field in _named(message, ()) if len(field) > 1 and schema.lookup(field)[1])
+    return next((dotted(field) for field in known), None)
+
+
 def _named(message: str, path: FieldPath) -> list[FieldPath]:
     """Whatever in a message could be a field of the section at the path."""
     return [(*path, *word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]

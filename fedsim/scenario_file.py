@@ -8,6 +8,8 @@ its value, and what is allowed.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -44,7 +46,9 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
 
 def parse_scenario(text: str, source: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario of a YAML text; `source` names it in errors."""
-    document, places = _overridden(text, source, overrides)
+    document, places, notes = _overridden(text, source, overrides)
+    for note in notes:
+        logging.getLogger("fedsim").warning(note)
     try:
         return Scenario.model_validate(document, strict=True)
     except ValidationError as error:
@@ -56,8 +60,11 @@ def located(error: FedsimError, name_or_path: str | Path, overrides: Sequence[st
 
     What is only found with the data at hand (more clients than rows) is told by rooms that know no file.
     """
-    _, places = _overridden(*_read(name_or_path), overrides)
+    text, source = _read(name_or_path)
+    _, places, _ = _overridden(text, source, overrides)
     place = errors.place_of_field(str(error), places)
+    if place is None and (field := errors.default_field(str(error))):
+        place = f"{source} ({field} is not in it, this is its default)"
     return type(error)(f"{place}: {error}") if place else error
 
 
@@ -78,16 +85,23 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
     return scenario_yaml.read_text(path), str(path)
 
 
-def _overridden(text: str, source: str, overrides: Sequence[str]) -> tuple[Any, dict[FieldPath, str]]:
-    """The document as it is meant, and the place of each of its fields."""
+def _overridden(text: str, source: str, overrides: Sequence[str]) -> tuple[Any, dict[FieldPath, str], list[str]]:
+    """The document as it is meant, the place of each of its fields, and what the user should know of the overrides."""
     document, lines = scenario_yaml.parse(text, source)
     if document is None:
         raise ScenarioError(f"{source} is empty; write a commented scenario to start from with `fedsim new`")
     places = {path: f"{source}:{line}" for path, line in lines.items()}
+    notes: list[str] = []
     if isinstance(document, dict):
         for override in overrides:
-            _override(document, places, override)
-    return document, places
+            notes += _override(document, places, override)
+        document.setdefault("name", name_from(source))
+    return document, places, notes
+
+
+def name_from(file: str | Path) -> str:
+    """The name of a scenario that names none: that of its file, as far as it can be one."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(file).stem).strip("-._")[:80] or "scenario"
 
 
 def dump_scenario(scenario: Scenario) -> str:
@@ -119,8 +133,11 @@ def list_scenarios() -> list[tuple[str, str]]:
 # --- overrides ------------------------------------------------------------------------------------------------------
 
 
-def _override(document: dict[str, Any], places: dict[FieldPath, str], text: str) -> None:
-    """Set one field of the document, `client.epochs=5`; sections on the way are made where they are missing."""
+def _override(document: dict[str, Any], places: dict[FieldPath, str], text: str) -> list[str]:
+    """Set one field of the document, `client.epochs=5`; sections on the way are made where they are missing.
+
+    Where this makes a section one of another kind, the fields that this kind does not have are left out, and named.
+    """
     place = f"{errors.SET}{text}"
     name, equals, value_text = text.partition("=")
     path = tuple(part.strip() for part in name.split("."))
@@ -132,10 +149,29 @@ def _override(document: dict[str, Any], places: dict[FieldPath, str], text: str)
     section = document
     for depth in range(1, len(path)):
         section = _enter(section, path[:depth], places, place)
+    changed = section.get(path[-1]) != value
     section[path[-1]] = value
+    dropped = _drop_strangers(section, path, value) if changed else []
+    for field in [field for field in places if field and field[:-1] == path[:-1] and field[-1] in dropped]:
+        del places[field]
     for field in [field for field in places if field[: len(path)] == path]:
         del places[field]
     places[path] = place
+    return [
+        f"{place}: {errors.dotted((*path[:-1], field))} is left out, {value} has no such field" for field in dropped
+    ]
+
+
+def _drop_strangers(section: dict[str, Any], path: tuple[str, ...], kind: Any) -> list[str]:
+    """Leave out the fields that a section, now of another kind, does not have; their names."""
+    node = schema.lookup(path[:-1])[1] if len(path) > 1 else {}
+    if schema.tag_of(node) != path[-1] or len(schema.sections(node)) < 2:
+        return []
+    known = schema.with_tag(node, kind).get("properties", section)
+    strangers = [field for field in section if field not in known]
+    for field in strangers:
+        del section[field]
+    return strangers
 
 
 def _enter(section: dict[str, Any], path: FieldPath, places: dict[FieldPath, str], place: str) -> dict[str, Any]:

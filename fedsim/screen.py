@@ -24,23 +24,19 @@ if TYPE_CHECKING:
     from fedsim.federation.server import Progress, RoundReport
     from fedsim.privacy import PrivacyClaim
 
-_FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe, where no terminal says how many there are
-
-
-def console() -> Console:
-    """Where people read: standard output."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=_FILE_WIDTH)
-
 
 def show_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Names and what they stand for, in two columns."""
+    """Names and what they stand for: in two columns on a terminal, elsewhere one line each, `name: value`."""
+    terminal = Console()
+    if not terminal.is_terminal:
+        print(*(f"{name}: {value}" for name, value in rows), sep="\n", flush=True)
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(escape(name), escape(value))
-    console().print(table)
+    terminal.print(table)
 
 
 def show_json(document: Any) -> None:
@@ -63,11 +59,11 @@ def _finite(value: Any) -> Any:
 
 
 @contextmanager
-def showing_progress(*, quiet: bool) -> Iterator[Progress]:
+def showing_progress(*, quiet: bool, rounds: int | None = None) -> Iterator[Progress]:
     """What to call after each round: it moves a bar on a terminal, and prints a line anywhere else."""
     errors = Console(stderr=True)
     if sys.stdout.isatty() or (quiet and errors.is_terminal):
-        with _bar(errors) as progress:
+        with _bar(errors, rounds) as progress:
             yield progress
     elif quiet:
         yield lambda report: None
@@ -76,12 +72,12 @@ def showing_progress(*, quiet: bool) -> Iterator[Progress]:
 
 
 @contextmanager
-def _bar(errors: Console) -> Iterator[Progress]:
+def _bar(errors: Console, rounds: int | None) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = ("round", MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
     with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("rounds", total=None, news="")
+        task = bar.add_task("rounds", total=rounds, news="")
         yield lambda report: bar.update(task, total=report.rounds, completed=report.round, news=escape(_news(report)))
 
 
@@ -98,6 +94,8 @@ def _spent(claim: PrivacyClaim) -> str:
 
 def round_line(report: RoundReport) -> str:
     """A round as `name=value` pairs, with the first claim (the one against the server); what is unknown is left out."""
+    from fedsim.privacy import rounded_up
+
     pairs: list[tuple[str, Any]] = [
         ("round", report.round),
         ("of", report.rounds),
@@ -108,7 +106,7 @@ def round_line(report: RoundReport) -> str:
         ("accuracy", report.accuracy),
     ]
     for claim in report.claims[:1]:
-        epsilon = repr(float(claim.epsilon))  # all digits: rounding could make a claim smaller than it is
+        epsilon = rounded_up(claim.epsilon) if claim.finite else "inf"
         pairs += [("epsilon", epsilon), ("delta", claim.delta), ("unit", claim.unit)]
     return " ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
@@ -147,6 +145,7 @@ def run_rows(run: Run, report: Path | None) -> list[tuple[str, str]]:
         ),
         *([("failures", f"{failures} answers of clients were missing or refused, see the report")] if failures else []),
         *_claim_rows(run.claims),
+        *(("note", note) for note in summary.get("notes", ())),
         ("folder", str(run.path)),
         *([("report", str(report))] if report else []),
     ]
@@ -169,6 +168,8 @@ def _claim_rows(claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
 
 def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
     """What would run, for programs."""
+    from fedsim.federation.notes import notes
+
     return {
         "name": plan.scenario.name,
         "data": plan.dataset.name,
@@ -184,12 +185,15 @@ def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
         "messages": messages(plan),
         "transcript_bytes": plan.transcript_bytes,
         "seconds": seconds,
+        "notes": notes(plan),
         "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in plan.claims],
     }
 
 
 def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
     """What would run, for people."""
+    from fedsim.federation.notes import notes
+
     scenario, dataset = plan.scenario, plan.dataset
     shape = "x".join(map(str, dataset.x_train.shape[1:]))
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
@@ -205,6 +209,7 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("server sees", f"{messages(plan):,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
         ("time", f"about {duration(seconds)} on this machine"),
         *_claim_rows(plan.claims),
+        *(("note", note) for note in notes(plan)),
     ]
 
 

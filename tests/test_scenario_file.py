@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim import scenario_schema, scenario_yaml
-from fedsim.errors import ScenarioError
+from fedsim.errors import DataError, ScenarioError
 from fedsim.scenario import EmbeddedData, FedSgdStrategy, IidPartition, MlpModel, Scenario
 from fedsim.scenario_file import (
     dump_scenario,
     json_schema,
     list_scenarios,
     load_scenario,
+    located,
     parse_scenario,
     scenario_names,
 )
@@ -312,3 +313,29 @@ def test_the_default_scenario_is_what_the_readme_of_the_schema_says() -> None:
         IidPartition(),
         MlpModel(name="mlp"),
     )
+
+
+def test_a_file_without_a_name_has_that_of_its_file(tmp_path):
+    file = tmp_path / "my first try.yaml"
+    file.write_text("data: digits\n")
+    assert load_scenario(file).name == "my-first-try"
+    assert load_scenario(file, ["name=other"]).name == "other"
+
+
+def test_an_override_that_changes_the_kind_leaves_out_the_fields_of_the_old_one(caplog):
+    text = "data: digits\npartition:\n  kind: shards\n  shards_per_client: 3\nmodel: {name: mlp, hidden: [9]}\n"
+    scenario = parse_scenario(text, "x.yaml", ["partition.kind=dirichlet", "partition.alpha=0.2", "model.name=cnn"])
+    assert (scenario.partition.kind, scenario.partition.alpha, scenario.model.name) == ("dirichlet", 0.2, "cnn")
+    assert [record.message for record in caplog.records] == [
+        "--set partition.kind=dirichlet: partition.shards_per_client is left out, dirichlet has no such field",
+        "--set model.name=cnn: model.hidden is left out, cnn has no such field",
+    ]
+    with pytest.raises(ScenarioError, match=r"partition\.kind is 'dirichle'"):
+        parse_scenario(text, "x.yaml", ["partition.kind=dirichle"])
+
+
+def test_an_error_about_a_default_says_that_it_is_one(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("data: digits\n")
+    error = located(DataError("cohort.population 20 is more than the 3 clients"), file)
+    assert str(error).startswith(f"{file} (cohort.population is not in it, this is its default): cohort.population 20")

@@ -117,7 +117,8 @@ def _npz(spec: NpzData, seed: int) -> Dataset:
     arrays = _read_npz(spec)
     missing = [key for key in ("x_train", "y_train") if key not in arrays]
     if missing:
-        raise DataError(f"data.path {spec.path} has no array {missing[0]}, but {', '.join(arrays) or 'nothing'}")
+        there = f"it has {', '.join(arrays)}" if arrays else "it has none of the arrays that are read"
+        raise DataError(f"data.path {spec.path} has no array {missing[0]}; {there}, and x_train and y_train are needed")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"data.path {spec.path} has only one of x_test and y_test; give both or neither")
     x, y = _part(arrays, "train", spec.path)

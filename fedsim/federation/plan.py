@@ -21,6 +21,7 @@ from fedsim.errors import ModelError, ScenarioError
 from fedsim.federation.client import local_work, workplace
 from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
 from fedsim.federation.evaluation import evaluate
+from fedsim.federation.notes import notes
 from fedsim.models import describe
 from fedsim.privacy import Noise, PrivacyClaim, privacy_curve, resolve_noise, settings_by_round
 from fedsim.randomness import ClientRandomness
@@ -147,6 +148,7 @@ def summary(plan: Plan) -> dict[str, Any]:
             "sizes": [plan.partition.size(c) for c in pictured],
         },
         "cohorts": [cohort.tolist() for cohort in plan.cohorts],
+        "notes": notes(plan),
     }
 
 

@@ -408,7 +408,7 @@ def test_noise_lowers_the_confidence_and_is_not_fitted() -> None:
 
 def test_confidence_falls_with_distance_and_noise() -> None:
     assert confidence_of(0.0, 0.0) == 1
-    assert confidence_of(1e-3, 0.0) == pytest.approx(0.5)
+    assert confidence_of(3e-4, 0.0) == pytest.approx(0.5)
     assert confidence_of(0.5, 0.5) == pytest.approx(0.5)
     assert confidence_of(0.5, 0.0) < 0.01
 

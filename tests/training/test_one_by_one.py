@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -193,3 +195,16 @@ def test_what_opacus_cannot_do_is_refused_in_a_sentence(federation):
     work = LocalWork("fedsgd", example_dp=ExampleClipping(1.0, 0.0, "shuffle"))
     with pytest.raises(ModelError, match="Opacus cannot compute"):
         train_cohort(model, start, *cohort.arguments(work)[2:])
+
+
+def test_an_example_whose_gradient_is_not_finite_counts_as_zero(federation):
+    """As in the kernel: it has no direction that could be scaled down."""
+    cohort = federation("mlp", sizes=(8,))
+    work = LocalWork("fedsgd", batch_size=None, example_dp=ExampleClipping(0.5, 0.0, "shuffle"))
+    others = copy.copy(cohort)
+    object.__setattr__(others, "members", [cohort.members[0][1:]])
+    expected = one_by_one(others, work).updates * 7 / 8
+    cohort.x[cohort.members[0][0]] = torch.inf
+    found = one_by_one(cohort, work).updates
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
