@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow lint bench clean wheel-check help
+.PHONY: demo test test-slow lint bench bench-inversion clean wheel-check help
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test-slow  run the tests that take longer"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed against peers, in one run"
+	@echo "make bench-inversion  attacks against breaching and published figures"
 	@echo "make clean      remove .venv, caches and build products"
 
 # torch first and pinned: a looser request can pull gigabytes of CUDA packages.
@@ -21,9 +22,12 @@ help:
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	@touch $@
 
-.venv/installed-bench: .venv/installed
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev,bench]"
-	$(BIN)/pip install -q -c constraints.txt --no-deps pfl prv-accountant # pfl asks for an older dp-accounting
+# The peers of the benchmark have an environment of their own: pfl asks for an older dp-accounting.
+.venv-bench/installed: pyproject.toml constraints-bench.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install -q --upgrade pip
+	.venv-bench/bin/pip install -q "$(TORCH)"
+	.venv-bench/bin/pip install -q -c constraints-bench.txt -e ".[bench]"
 	@touch $@
 
 demo: .venv/installed
@@ -40,8 +44,21 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/installed-bench
-	$(BIN)/python benchmarks/simulation.py
+bench: .venv-bench/installed
+	.venv-bench/bin/python benchmarks/simulation.py
+
+.venv-peers/installed: constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install -q "$(TORCH)" numpy
+	.venv-peers/bin/pip install -q --no-deps torchvision==0.28.0
+	.venv-peers/bin/pip install -q -c constraints.txt breaching==0.1.2 scikit-image scikit-learn
+	@touch $@
+
+bench-inversion: .venv/installed .venv-peers/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/inversion.py --peer .venv-peers/bin/python
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/exact_inversion.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/table_inversion.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/text_inversion.py
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-peers .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

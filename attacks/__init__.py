@@ -19,6 +19,7 @@ ATTACKS = {
     "tabular": "tabular:tabular",
     "text": "text:text",
     "imprint": "imprint:imprint",
+    "fedavg": "fedavg:fedavg",
 }
 
 

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ensemble of relaxed reconstructions of a table, matched, pooled, and with an honest confidence for every cell.
+"""An ensemble of relaxed reconstructions of a table, matched and pooled.
 
 TabLeak (Vero et al. 2023, sections 4.1 to 4.3): a categorical cell is a softmax, a number a sigmoid between its bounds;
 many starts minimise the distance of gradients; the members' rows are matched to the best member by optimal assignment,
 cells are pooled by the median, and the entropy of a cell's histogram over the members says how sure it is. Here all
 members are replicas of one batched computation, and categories that the gradient shows to be absent are left out.
 
-Agreement is not probability: members agree on what is easy and on what is common. `calibration` therefore lets the
-attacker attack itself: the pooled rows are a batch whose truth it knows, the same attack on their gradient shows how
-often cells of a certain agreement are right, and a logistic curve carries this over.
+Agreement is not probability: members agree on what is easy and on what is common. See `cell_confidence`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +26,6 @@ from fedsim.randomness import stream
 
 TOLERANCE = 0.319
 """A number is right within this many standard deviations of its column (TabLeak, section 5)."""
-
-_OPTIMISM = 0.3
-"""Log-odds by which a trial on pooled rows is easier than the real batch, since pooled rows are more typical than real
-ones. Provisional: the mean confidence was too high by 0.37 (German credit, one batch), 0.09 and 0.23 (law school) and
-0.26, 0.40, 0.43 (Adult). All six were seen before 0.3 was chosen, so none of them tests it."""
-
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -59,8 +51,11 @@ class Pooled:
     """(n, F) valid rows."""
     agreement: Tensor
     """(n, columns) in [0, 1]: 1 - entropy of the cell's histogram over the members / its largest value."""
+    share: Tensor
+    """(n, columns) of the members that have the pooled value in the cell, numbers within the tolerance."""
     loss: float
-    """Distance of the best member's gradient, its rows valid."""
+    """Distance of the pooled rows' gradient."""
+    members: int
 
 
 # --- members --------------------------------------------------------------------------------------------------------
@@ -73,7 +68,7 @@ def attack_rows(problem: Problem, starts: int, iterations: int, seed: int, deadl
     losses = _distances(problem, valid)
     best = int(losses.argmin())
     matched = _match(members, valid, best, problem)
-    return _pool(matched, float(losses[best]), problem.encoding)
+    return _pool(matched, problem)
 
 
 def gradients(model: nn.Module, x: Tensor, labels: Tensor) -> list[Tensor]:
@@ -165,8 +160,9 @@ def _match(members: Tensor, valid: Tensor, best: int, problem: Problem) -> Tenso
     return torch.stack([rows[take] for rows, take in zip(members, order, strict=True)])
 
 
-def _pool(members: Tensor, loss: float, encoding: TableEncoding) -> Pooled:
+def _pool(members: Tensor, problem: Problem) -> Pooled:
     """Median of the relaxed cells, projected; the histogram's bins for a number are as wide as its tolerance."""
+    encoding = problem.encoding
     pooled = project(members.median(0).values, encoding)
     agreement = []
     for column, where in zip(encoding.columns, encoding.slices().values(), strict=True):
@@ -178,75 +174,6 @@ def _pool(members: Tensor, loss: float, encoding: TableEncoding) -> Pooled:
             counts = F.one_hot(members[..., where].argmax(-1), column.width).double().mean(0)
         entropy = -torch.xlogy(counts, counts).sum(-1)
         agreement.append(1 - entropy / max(1e-9, torch.tensor(float(min(len(members), counts.shape[-1]))).log().item()))
-    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), loss)
-
-
-# --- calibration ----------------------------------------------------------------------------------------------------
-
-
-def calibration(
-    problem: Problem, pooled: Pooled, starts: int, iterations: int, seed: int, deadline: float | None = None
-) -> Tensor:
-    """(n, columns) probability that each pooled cell is right, from the same attack on a batch that the attacker knows.
-
-    That batch are the pooled rows themselves, so size, network, labels and kind of data are those of the real one.
-    """
-    own = gradients(problem.model, pooled.inputs[None], problem.labels)
-    rng = stream(seed, "attack", 7)
-    noise = [torch.from_numpy(rng.standard_normal(g.shape[1:])).float() for g in own]
-    size = sum(float(each.square().sum()) for each in problem.target.gradient)
-    # what the pooled rows leave unexplained must disturb the trial as much
-    unexplained = (pooled.loss * size / sum(each.numel() for each in noise)) ** 0.5
-    deviation = max(problem.target.deviation, unexplained)
-    observed = [g[0].detach() + deviation * each for g, each in zip(own, noise, strict=True)]
-    twin = replace(problem, target=Target(observed, problem.target.scaled, deviation))
-    trial = attack_rows(twin, starts, iterations, seed + 1, deadline)
-    foreign = (problem.labels[:, None] != problem.labels[None]).double() * 1e3
-    wrong = wrong_cells(trial.inputs[:, None], pooled.inputs[None], problem.encoding)
-    rows, truth = linear_sum_assignment((wrong.double().sum(2) + foreign).numpy())
-    right = ~wrong[torch.from_numpy(rows), torch.from_numpy(truth)]
-    numeric = torch.tensor([isinstance(column, NumericColumn) for column in problem.encoding.columns])
-    curve = _logistic(_evidence(trial.agreement, numeric), right.flatten().double())
-    logits = _evidence(pooled.agreement, numeric) @ curve - _OPTIMISM
-    return torch.sigmoid(logits).reshape(pooled.agreement.shape)
-
-
-def _evidence(agreement: Tensor, numeric: Tensor) -> Tensor:
-    """(cells, 3): a constant, whether the cell is a number, its agreement around one half."""
-    ones = torch.ones_like(agreement)
-    return torch.stack([ones, ones * numeric, 4 * (agreement - 0.5)], -1).flatten(0, 1)
-
-
-def _logistic(x: Tensor, y: Tensor, strength: float = 2.0) -> Tensor:
-    """Logistic regression by Newton's method, with a prior N((0, 0, 1), 1/strength) on its weights."""
-    prior = torch.tensor([0.0, 0.0, 1.0], dtype=x.dtype)
-    w = prior.clone()
-    for _ in range(30):
-        p = torch.sigmoid(x @ w)
-        slope = x.T @ (p - y) + strength * (w - prior)
-        curvature = (x.T * (p * (1 - p))) @ x + strength * torch.eye(len(w), dtype=x.dtype)
-        w = w - torch.linalg.solve(curvature, slope)
-    return w
-
-
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """Cells that were said to be right with about the same probability."""
-
-    said: float
-    right: float
-    cells: int
-
-
-def reliability(
-    confidence: Tensor, right: Tensor, bins: Sequence[float] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
-) -> tuple[ReliabilityBin, ...]:
-    """The reliability curve: for every range of stated confidence its mean, and the share that is right."""
-    said, true = confidence.flatten().double(), right.flatten().double()
-    at = torch.bucketize(said, torch.tensor(bins, dtype=torch.float64), right=True)
-    curve = []
-    for index in range(len(bins) + 1):
-        inside = at == index
-        if inside.any():
-            curve.append(ReliabilityBin(float(said[inside].mean()), float(true[inside].mean()), int(inside.sum())))
-    return tuple(curve)
+    share = (~wrong_cells(project(members, encoding), pooled[None], encoding)).double().mean(0)
+    loss = float(_distances(problem, pooled[None])[0])
+    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), share, loss, len(members))

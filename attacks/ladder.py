@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from fedsim.attacks.matching import client_gradient
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
 from fedsim.errors import AttackError
 from fedsim.scenario import (
     AutomaticAttack,
     ClosedFormAttack,
     ExactAttack,
+    FedAvgAttack,
     GradientMatchingAttack,
     ImprintAttack,
     TabularAttack,
@@ -33,7 +35,7 @@ def automatic(
     check_observation(observation, knowledge)
     found: list[Reconstruction] = []
     impossible: list[str] = []
-    for name, attack, rung_settings in _rungs(knowledge, settings):
+    for name, attack, rung_settings in _rungs(observation, knowledge, settings):
         try:
             result = attack(observation, knowledge, rung_settings, seed=seed)
         except AttackError as error:
@@ -56,7 +58,9 @@ def explains(result: Reconstruction, batch_size: int | None) -> bool:
     return complete and (certified or result.loss < EXPLAINED)
 
 
-def _rungs(knowledge: Knowledge, settings: AutomaticAttack) -> Iterator[tuple[str, Callable[..., Reconstruction], Any]]:
+def _rungs(
+    observation: Observation, knowledge: Knowledge, settings: AutomaticAttack
+) -> Iterator[tuple[str, Callable[..., Reconstruction], Any]]:
     """The attacks to try, with their settings; each module is imported when its turn comes."""
     budget: dict[str, Any] = {"seconds": settings.seconds}
     if knowledge.active is not None:
@@ -77,7 +81,11 @@ def _rungs(knowledge: Knowledge, settings: AutomaticAttack) -> Iterator[tuple[st
         yield "tabular", tabular, TabularAttack(name="tabular", **budget)
         return
     from fedsim.attacks.exact import exact
+    from fedsim.attacks.fedavg import fedavg
     from fedsim.attacks.gradient_matching import gradient_matching
 
     yield "exact", exact, ExactAttack(name="exact", **budget)
+    if client_gradient(observation) is None:  # several local steps: no single gradient to match
+        yield "fedavg", fedavg, FedAvgAttack(name="fedavg", exact_first=False, **budget)
+        return
     yield "gradient-matching", gradient_matching, GradientMatchingAttack(name="gradient-matching", **budget)

@@ -30,14 +30,16 @@ class Found:
     """(n,) how often the row is in the batch."""
     proved: Tensor
     """(n,) bool: no other category in any one cell passes, whatever the numbers, and the numbers are known closely."""
+    margin: Tensor
+    """(n, categorical columns) least residual of another category in the cell, in units of what noise explains."""
     error: Tensor
     """(n, F) how far a number may be off for all that noise explains; 0 for categories."""
 
     @staticmethod
-    def empty(width: int) -> Found:
+    def empty(width: int, categorical: int) -> Found:
         """No rows yet."""
         none, whole = torch.zeros(0, width, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        return Found(none, whole, whole, whole.bool(), none)
+        return Found(none, whole, whole, whole.bool(), none[:, :categorical], none)
 
     def joined(self, other: Found) -> Found:
         """These rows and those."""
@@ -123,19 +125,21 @@ def weighed(
     for i in residual.argsort().tolist():
         if passing[i] and all(crossed[i, j] < 0.1 and crossed[j, i] < 0.1 for j in kept):
             kept.append(i)
-    proved, off_by = _proved(stack, spans, cells, x[kept])
-    return Found(x[kept], labels[kept], copies[kept].long(), proved, off_by), scale
+    margin, off_by = _proof(stack, spans, cells, x[kept])
+    proved = (margin > 2 * _TRUE).all(1) & (off_by.amax(1) < _CLOSE)
+    return Found(x[kept], labels[kept], copies[kept].long(), proved, margin, off_by), scale
 
 
-def _proved(stack: DenseStack, spans: list[Span], cells: Cells, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether every exchange of one category is refuted, and how far each number may be off."""
+def _proof(stack: DenseStack, spans: list[Span], cells: Cells, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, C) how clearly every other category of a cell is refuted, and (n, F) how far each number may be off."""
     features = stack.forward(x)[0]
     explained = torch.stack([s.explained(with_one(features[s.depth]), rows=True) for s in spans], 1).norm(dim=1)
     _, jacobian = residual(stack, spans, x, cells)
     off_by = torch.zeros_like(x)
     off_by[:, cells.numbers] = explained[:, None] * torch.linalg.pinv(jacobian).norm(dim=2)
-    proved = off_by.amax(1) < _CLOSE
+    margin = x.new_full((len(x), cells.categorical), torch.inf)
     if len(cells.options) and len(x):
         f, _ = exchanges(stack, spans, cells, cells.codes(x), x[:, cells.numbers], torch.arange(len(cells.options)))
-        proved &= f.amin(1).sqrt() > 2 * _TRUE * explained
-    return proved, off_by
+        away = (f.clamp_min(0).sqrt() / explained[:, None]).double()
+        margin = margin.scatter_reduce(1, cells.column.expand(len(x), -1), away, "amin")
+    return margin, off_by

@@ -70,7 +70,7 @@ def find_rows(
     rng = torch.Generator().manual_seed(int(stream(seed, "attack", 5).integers(2**62)))
     noises = [noise_of(matrix, count, noise) for matrix in gradient]
     cells = cells_of(gradient[0], encoding, bounds, noises[0] if noise else 0.0)
-    found = Found.empty(cells.width)
+    found = Found.empty(cells.width, cells.categorical)
     rest, state, start, idle = gradient, None, 0, 0
     while True:
         left = count - int(found.copies.sum())
@@ -97,8 +97,7 @@ def find_rows(
 
 def _start(cells: Cells, walkers: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Any present category; numbers around the mean of a standardised column."""
-    columns = int(cells.column.max()) + 1 if len(cells.column) else 0
-    chosen = [cells.options[cells.column == c] for c in range(columns)]
+    chosen = [cells.options[cells.column == c] for c in range(cells.categorical)]
     picks = [places[torch.randint(len(places), (walkers,), generator=rng)] for places in chosen]
     codes = torch.stack(picks, 1) if picks else torch.zeros(walkers, 0).long()
     numbers = torch.randn(walkers, len(cells.numbers), generator=rng, dtype=torch.float64).clamp(-1.5, 1.5)

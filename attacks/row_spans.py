@@ -63,6 +63,11 @@ class Cells:
     low: Tensor
     high: Tensor
 
+    @property
+    def categorical(self) -> int:
+        """How many columns are categorical."""
+        return int(self.column.max()) + 1 if len(self.column) else 0
+
     def rows(self, codes: Tensor, numbers: Tensor) -> Tensor:
         """(R, F) from chosen places (R, C) and numbers (R, N)."""
         x = numbers.new_zeros(len(numbers), self.width)
@@ -73,7 +78,7 @@ class Cells:
         """(R, C) the chosen places of valid rows."""
         if not len(self.column):
             return torch.zeros(len(x), 0).long()
-        places = [self.options[self.column == c] for c in range(int(self.column.max()) + 1)]
+        places = [self.options[self.column == c] for c in range(self.categorical)]
         return torch.stack([each[x[:, each].argmax(1)] for each in places], 1)
 
 

@@ -78,9 +78,12 @@ class Simulator:
 
     def gradients(self, weights: Tensor, step: Step) -> Tensor:
         """(K, P): the gradients of the replicas; one alone is spared the detour over batched weights."""
+        found: Tensor
         if len(weights) == 1:
-            return grad(self._loss)(weights[0], step.inputs[0], step.labels[0], step.shares[0])[None]
-        return self._replicas(weights, step.inputs, step.labels, step.shares)
+            found = grad(self._loss)(weights[0], step.inputs[0], step.labels[0], step.shares[0])[None]
+        else:
+            found = self._replicas(weights, step.inputs, step.labels, step.shares)
+        return found
 
     def begin(self, replicas: int) -> State:
         """K replicas of the weights that the server sent."""

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedsim.attacks.cell_confidence import SURE, found_confidence, pooled_confidence
 from fedsim.attacks.dense_stack import DenseStack, dense_stack
-from fedsim.attacks.ensemble import TOLERANCE, Pooled, Problem, attack_rows, calibration, project
+from fedsim.attacks.ensemble import Pooled, Problem, attack_rows, project
 from fedsim.attacks.labels import count_labels, nearest_counts
 from fedsim.attacks.matching import client_gradient, matching_loss, private_copy, target_of
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
@@ -28,7 +29,7 @@ from fedsim.errors import AttackError
 from fedsim.scenario import TabularAttack
 
 _FEW = 10  # rows, up to which exact inversion costs seconds
-_SURE = 1 - 1e-4
+_UNEXPLAINED = 0.1  # of what the rows found leave, above which agreement on the others is no evidence
 _WRONG_WEIGHT = 1e-3  # matching loss of a complete batch, above which nothing is proved
 
 
@@ -67,15 +68,18 @@ def tabular(
     if stack is not None:
         found = _rows(stack, gradient, encoding, observation, knowledge, settings, count, seed, deadline)
         parts = [_found_part(found.rows, encoding)] if len(found.rows.inputs) else []
-        inverted, rest = _inverted(stack, found, encoding, count, seed)
+        inverted, unexplained = _inverted(stack, found, encoding, count, seed)
         parts += inverted
-        left, scale = stack.split(rest), found.scale
+        left, scale = stack.split(unexplained), found.scale
     missing = count - sum(len(part.inputs) for part in parts)
     if missing > 0:
         known = torch.cat([part.labels for part in parts]) if parts else torch.zeros(0).long()
         labels = _labels_left(observation, knowledge, known, count, missing)
         mean = {name: each * (count / missing / scale) for name, each in left.items()}
-        parts.append(_ensemble(observation, knowledge, settings, encoding, mean, labels, seed, deadline, steps > 1))
+        several, rest = steps > 1, bool(parts)
+        parts.append(
+            _ensemble(observation, knowledge, settings, encoding, mean, labels, seed, deadline, several, rest)
+        )
     return _joined(observation, knowledge, parts, scale)
 
 
@@ -139,20 +143,13 @@ def _moved(stack: DenseStack, observation: Observation) -> float:
 
 
 def _found_part(found: Found, encoding: TableEncoding) -> _Part:
-    """A category of a row that passes is as good as proved; a number is normal with its error as three deviations."""
-    cells = []
-    for column, where in zip(encoding.columns, encoding.slices().values(), strict=True):
-        if isinstance(column, NumericColumn):
-            error = found.error[:, where.start] / 3
-            cells.append(torch.erf(TOLERANCE / math.sqrt(2) / error.clamp_min(1e-9)).clamp_max(_SURE))
-        else:
-            cells.append(torch.where(found.proved, _SURE, 0.95).double())
+    """The rows of the search, each as often as it occurs."""
     times = found.copies
     certified = found.proved.repeat_interleave(times)
     return _Part(
         found.inputs.float().repeat_interleave(times, 0),
         found.labels.repeat_interleave(times),
-        torch.stack(cells, 1).float().repeat_interleave(times, 0),
+        found_confidence(found, encoding).float().repeat_interleave(times, 0),
         certified,
         f"{len(certified)} rows by the span of the gradients, {int(certified.sum())} of them proved",
     )
@@ -186,7 +183,7 @@ def _inverted(
     labels = torch.stack(fits, 1).argmax(1)
     part = stack.gradient(x, labels, torch.full((len(x),), found.scale / count, dtype=x.dtype))
     rest = [each - mine for each, mine in zip(found.rest, part, strict=True)]
-    sure_cells = torch.full((len(x), len(encoding.columns)), _SURE)
+    sure_cells = torch.full((len(x), len(encoding.columns)), SURE)
     note = f"{len(x)} rows by exact inversion of the first layer"
     return [_Part(x.float(), labels, sure_cells, torch.ones(len(x)).bool(), note)], rest
 
@@ -216,8 +213,9 @@ def _ensemble(
     seed: int,
     deadline: float | None,
     several: bool,
+    rest: bool,
 ) -> _Part:
-    """All rows that are left at once; of an update of several steps only the direction is matched."""
+    """All rows at once that are left (`rest`: after others were subtracted); of an update of several steps only the direction is matched."""
     target = target_of(observation, knowledge, gradient)
     target = replace(target, scaled=target.scaled or several)
     model = private_copy(observation.model, torch.float32).eval().requires_grad_(False)
@@ -229,12 +227,11 @@ def _ensemble(
         present = raw.ne(0).any(0)
     problem = Problem(model, target, labels, encoding, present, _bounds(knowledge))
     pooled = attack_rows(problem, settings.starts, settings.iterations, seed, deadline)
-    if settings.calibrate:
-        cells = calibration(problem, pooled, settings.starts, settings.iterations, seed, deadline)
-    else:
-        cells = pooled.agreement
+    cells = pooled_confidence(pooled, problem) if settings.calibrate else pooled.agreement
+    if rest and pooled.loss > _UNEXPLAINED:  # what is left is then also the errors of the rows that were subtracted
+        cells = cells.clamp_max(0.5)
     note = f"{len(labels)} rows by an ensemble of {settings.starts} members" + (
-        ", confidence from an attack on its own result" if settings.calibrate else ", confidence is bare agreement"
+        "" if settings.calibrate else ", confidence is bare agreement"
     )
     return _pooled_part(pooled, labels, cells, encoding, note)
 

@@ -20,7 +20,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attacks.ensemble import project, reliability, wrong_cells
+from fedsim.attacks.cell_confidence import reliability
+from fedsim.attacks.ensemble import project, wrong_cells
 from fedsim.attacks.observation import Knowledge, Observation
 from fedsim.attacks.tabular import tabular
 from fedsim.data import Dataset, load_dataset

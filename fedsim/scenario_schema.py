@@ -131,7 +131,8 @@ def _plain(node: Node) -> str:
     if "const" in node:
         return str(node["const"])
     if node.get("type") == "array":
-        item = _plain(resolve(node.get("items", {})))
+        items = node.get("items", {})
+        item = expected(items) if sections(items) else _plain(resolve(items))
         return f"a list like [a, b], each {item}"
     bounds = [
         f"{words} {node[key]:g}" if node[key] < 2**53 else "below 2**63"
@@ -151,21 +152,23 @@ def _plain(node: Node) -> str:
 def json_schema() -> Node:
     """The schema of a scenario file (JSON Schema, draft 2020-12), in which a section can also be written as its tag."""
     schema = copy.deepcopy(_schema())
-    for holder in list(_objects(schema)):
-        for name, node in holder["properties"].items():
-            if not (tag := tag_of(node)):
-                continue
-            for option in _unions(node):  # the tag decides, so that exactly one alternative can hold
-                for member in option.get("oneOf", []):
-                    target = schema["$defs"][member["$ref"].rsplit("/", 1)[1]]
-                    target["required"] = sorted({tag, *target.get("required", [])})
-            holder["properties"][name] = _or_tag(node, tag)
+    for holder, name in list(_places(schema)):
+        node = holder[name]
+        if not (tag := tag_of(node)):
+            continue
+        for option in _unions(node):  # the tag decides, so that exactly one alternative can hold
+            for member in option.get("oneOf", []):
+                target = schema["$defs"][member["$ref"].rsplit("/", 1)[1]]
+                target["required"] = sorted({tag, *target.get("required", [])})
+        holder[name] = _or_tag(node, tag)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "fedsim scenario", **schema}
 
 
-def _objects(schema: Node) -> Iterator[Node]:
-    yield schema
-    yield from (definition for definition in schema["$defs"].values() if "properties" in definition)
+def _places(schema: Node) -> Iterator[tuple[Node, str]]:
+    """Where a node stands that may be a section: a field, or the items of a list."""
+    for definition in (schema, *schema["$defs"].values()):
+        for name, node in definition.get("properties", {}).items():
+            yield (node, "items") if "items" in node else (definition["properties"], name)
 
 
 def _unions(node: Node) -> list[Node]:

@@ -38,6 +38,9 @@ def _field(name: str, node: schema.Node, values: dict[str, Any], depth: int) -> 
     members = schema.sections(node)
     if not members:
         yield f"{pad}{name}: {_flow(value)}"
+        items = schema.resolve(node).get("items", {})
+        for member in schema.sections(items):
+            yield from _other(member, schema.tag_of(items), pad, "- ")
         return
     if value is None:
         yield f"{pad}{name}: null"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks import crafting
 from fedsim.attacks.fishing import craft_fishing
-from fedsim.data import Dataset
+from fedsim.data import Dataset, Partition
 from fedsim.errors import AttackError, ScenarioError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.randomness import stream
@@ -70,6 +70,14 @@ class Forge:
 
     def _steps(self) -> int:
         return len(batch_schedule(self.typical_examples, self.work, stream(0, "craft-steps")))
+
+
+def forge_of(
+    scenario: Scenario, model: nn.Module, layout: Layout, dataset: Dataset, partition: Partition, work: LocalWork
+) -> Forge:
+    """What an active server crafts with; how many examples a client holds it guesses from the first few."""
+    sizes = sorted(partition.size(client) for client in range(min(partition.population, 100)))
+    return Forge(scenario, model, layout, dataset, work, max(1, sizes[len(sizes) // 2]))
 
 
 def check_active(forge: Forge, start: Tensor, cohort: Sequence[int]) -> None:

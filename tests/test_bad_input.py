@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedsim.cli import main
 
-NAMES = r"digits, breast_cancer, mnist, faces, npz, csv, images, text, hub"
+NAMES = r"digits, breast_cancer, mnist, faces, descriptions, npz, csv, images, text, hub"
 
 
 @pytest.fixture(autouse=True)
@@ -409,7 +409,7 @@ def test_an_impossible_scenario_is_one_sentence(
         (["epsilon", "--sigma", "1", "--rate", "2"], ("--rate is 2", "at most 1")),
         (["epsilon", "--sigma", "1", "--delta", "0"], ("--delta is 0", "above 0")),
         (["epsilon", "--sigma", "1", "--steps", "0"], ("--steps", "0")),
-        (["epsilon", "--target", "0"], ("--target is 0", "above 0")),
+        (["epsilon", "--target", "0"], ("--target is 0", "from 0.0001")),
         (["epsilon", "--sigma", "1", "--accountant", "magic"], ("--accountant", "magic", "pld")),
         (["epsilon", "--sigma", "1", "--noise", "laplace", "--accountant", "prv"], ("prv", "gaussian")),
         (["new", "no/such/folder/a.yaml"], ("no/such/folder/a.yaml", "cannot be written")),

@@ -165,7 +165,7 @@ def test_check_says_what_would_run_and_writes_nothing(capsys: pytest.CaptureFixt
         assert words in out
     assert "at most 5 local steps" in out  # 200 rows, 4 clients, batches of 10
     assert "12 messages" in out  # a model and three updates in each of three rounds
-    assert re.search(r"time +about \d+ (second|minute)", out)
+    assert re.search(r"time: about \d+ (second|minute)", out)
     assert sorted(Path().iterdir()) == before
 
 
@@ -218,7 +218,7 @@ def test_scenarios_lists_names_and_questions(capsys: pytest.CaptureFixture[str])
     listed = json.loads(fedsim(capsys, "scenarios", "--json"))
     assert [entry["name"] for entry in listed] == scenario_names()
     for entry in listed:
-        assert re.search(rf"^{entry['name']} .*{re.escape(entry['question'])}", out, re.M)
+        assert re.search(rf"^{entry['name']}: .*{re.escape(entry['question'])}", out, re.M)
 
 
 def test_schema_prints_the_committed_schema(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +251,7 @@ def test_epsilon_and_back(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_epsilon_shows_which_accountant_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     out = fedsim(capsys, "epsilon", "--sigma", "2", "--noise", "laplace")
-    assert re.search(r"^pld +ε ≤ 0\.5", out, re.M)
+    assert re.search(r"^pld: ε ≤ 0\.5", out, re.M)
     assert re.search(r"^prv .*gaussian", out, re.M)
 
 

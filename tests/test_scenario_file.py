@@ -330,7 +330,7 @@ def test_an_override_that_changes_the_kind_leaves_out_the_fields_of_the_old_one(
         "--set partition.kind=dirichlet: partition.shards_per_client is left out, dirichlet has no such field",
         "--set model.name=cnn: model.hidden is left out, cnn has no such field",
     ]
-    with pytest.raises(ScenarioError, match=r"partition\.kind is 'dirichle'"):
+    with pytest.raises(ScenarioError, match=r"partition\.kind is \"dirichle\""):
         parse_scenario(text, "x.yaml", ["partition.kind=dirichle"])
 
 

@@ -56,6 +56,4 @@ def _empty_classes(plan: Plan) -> list[str]:
     if not empty:
         return []
     shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-    return [
-        f"{len(empty):,} of {dataset.classes:,} classes ({shown}) have no row to train on; number them without gaps"
-    ]
+    return [f"{len(empty):,} of {dataset.classes:,} classes ({shown}) have no row to train on; number them from 0"]

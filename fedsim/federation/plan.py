@@ -26,6 +26,7 @@ from fedsim.models import describe
 from fedsim.privacy import Noise, PrivacyClaim, privacy_curve, resolve_noise, settings_by_round
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Scenario
+from fedsim.strategies.malicious import check_active, forge_of
 from fedsim.training import Layout, batch_schedule, train_cohort
 
 PICTURED_CLIENTS = 40
@@ -75,7 +76,8 @@ class Plan:
         adversary, sums = self.scenario.adversary, self.scenario.defence.secure_aggregation
         rounds = _kept(adversary.keep_rounds, self.scenario.rounds)
         updates = 1 if sums else _kept(adversary.keep_clients, round(self.cohort_size))
-        return 4 * self.layout.size * rounds * (1 + updates)
+        models = 1 + (updates if getattr(adversary.active, "kind", "") == "per-client" else 0)
+        return 4 * self.layout.size * rounds * (models + updates)
 
 
 def scenario_json(scenario: Scenario) -> str:
@@ -106,6 +108,10 @@ def plan(scenario: Scenario) -> Plan:
     noise = resolve_noise(scenario, settings_by_round(cohorts, place.partition.size, rate)[-1])
     curve = privacy_curve(scenario, noise, cohorts, place.partition.size, rate)
     start = place.layout.flatten(place.model.state_dict())
+    if scenario.adversary.active is not None:
+        work = local_work(scenario, 0.0)
+        forge = forge_of(scenario, place.model, place.layout, place.dataset, place.partition, work)
+        check_active(forge, start, next(cohort for cohort in cohorts if len(cohort)).tolist())
     return Plan(
         scenario,
         place.dataset,

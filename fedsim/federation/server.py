@@ -13,9 +13,8 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsim.data import Dataset, Partition
 from fedsim.errors import RunError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.client import local_work
@@ -28,9 +27,8 @@ from fedsim.privacy import PrivacyClaim
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, FedAvg
 from fedsim.strategies.fedavg import Rules
-from fedsim.strategies.malicious import Forge, malicious, sent_models
+from fedsim.strategies.malicious import forge_of, malicious, sent_models
 from fedsim.strategies.replies import Arrival, Refusal, secure_sum
-from fedsim.training import Layout
 
 
 @dataclass(frozen=True)
@@ -149,14 +147,10 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
     )
     strategy = STRATEGIES[scenario.strategy.name]
     if scenario.adversary.active is not None:
-        strategy = malicious(strategy, forge_of(scenario, plan.model, plan.layout, plan.dataset, plan.partition))
+        work = local_work(scenario, 0.0)
+        forge = forge_of(scenario, plan.model, plan.layout, plan.dataset, plan.partition, work)
+        strategy = malicious(strategy, forge)
     return strategy(plan.layout, rules, observer)
-
-
-def forge_of(scenario: Scenario, model: nn.Module, layout: Layout, dataset: Dataset, partition: Partition) -> Forge:
-    """What an active server crafts with; how many examples a client holds it guesses from the first few."""
-    sizes = sorted(partition.size(client) for client in range(min(partition.population, 100)))
-    return Forge(scenario, model, layout, dataset, local_work(scenario, 0.0), max(1, sizes[len(sizes) // 2]))
 
 
 def _received(

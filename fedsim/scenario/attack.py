@@ -92,7 +92,7 @@ class TabularAttack(_Attack):
     iterations: int = Field(600, ge=1)
     """Steps of every member."""
     calibrate: bool = True
-    """Attack the own reconstruction too, to learn how often agreement is right: twice the time, honest confidence."""
+    """Confidence as a probability, by a curve measured on other tables; false: the bare agreement of the members."""
 
 
 class TextAttack(_Attack):

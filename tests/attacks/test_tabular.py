@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.attacks.dense_stack import dense_stack
-from fedsim.attacks.ensemble import reliability, wrong_cells
+from fedsim.attacks.cell_confidence import reliability
+from fedsim.attacks.ensemble import wrong_cells
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction
 from fedsim.attacks.row_search import find_rows
 from fedsim.attacks.tabular import tabular
