@@ -27,6 +27,7 @@ from fedsim.randomness import stream
 TOLERANCE = 0.319
 """A number is right within this many standard deviations of its column (TabLeak, section 5)."""
 
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Rows to find: the gradient of their mean loss, and what is known about them."""

@@ -115,7 +115,8 @@ def verified(space: Span, directions: Tensor, *, redundant: bool = True) -> Tens
 def _leverage(rows: Tensor) -> Tensor:
     """(n,) leverage of each row in the span of rows (n, r) without their null direction: 1 where it is needed."""
     values, vectors = torch.linalg.eigh(rows.T @ rows)
-    return ((rows @ vectors[:, 1:]) ** 2 / values[1:].clamp_min(1e-300)).sum(1)
+    leverage: Tensor = ((rows @ vectors[:, 1:]) ** 2 / values[1:].clamp_min(1e-300)).sum(1)
+    return leverage
 
 
 def is_redundant(space: Span, directions: Tensor) -> Tensor:
@@ -239,12 +240,12 @@ def divided(space: Span, mixture: Tensor, rng: np.random.Generator) -> Tensor:
     values, vectors = torch.linalg.eigh(shared.T @ shared)
     size = int((values < 1e-6 * values[-1]).sum())
     if not 2 <= size <= _DIVIDED:
-        return vectors[:, :0]
-    inside = vectors[:, :size]
+        return space.rows.new_zeros(space.rank, 0)
+    inside: Tensor = vectors[:, :size]
     rows = space.rows @ inside
     kept = (rows.norm(dim=1) > ZERO * space.noise * torch.linalg.matrix_norm(space.spread @ inside)).nonzero()[:, 0]
     if len(kept) <= size:
-        return inside[:, :0]
+        return space.rows.new_zeros(space.rank, 0)
     part = Span(rows[kept], space.noise[kept], kept, space.whiten @ inside, space.spread @ inside)
     hits = sampled(part, rng, 4096)
     hits = inside @ hits[:, distinct(hits, zeros(part, hits).sum(0).argsort(descending=True), _SAME, 8 * size)]

@@ -30,6 +30,7 @@ from fedsim.scenario import TabularAttack
 
 _FEW = 10  # rows, up to which exact inversion costs seconds
 _UNEXPLAINED = 0.1  # of what the rows found leave, above which agreement on the others is no evidence
+_VOID = 0.9  # the most that is said of found cells once the whole batch contradicts some of them
 _WRONG_WEIGHT = 1e-3  # matching loss of a complete batch, above which nothing is proved
 
 
@@ -67,7 +68,7 @@ def tabular(
     left, scale = gradient, 1.0
     if stack is not None:
         found = _rows(stack, gradient, encoding, observation, knowledge, settings, count, seed, deadline)
-        parts = [_found_part(found.rows, encoding)] if len(found.rows.inputs) else []
+        parts = [_found_part(found.rows, encoding, count)] if len(found.rows.inputs) else []
         inverted, unexplained = _inverted(stack, found, encoding, count, seed)
         parts += inverted
         left, scale = stack.split(unexplained), found.scale
@@ -77,9 +78,7 @@ def tabular(
         labels = _labels_left(observation, knowledge, known, count, missing)
         mean = {name: each * (count / missing / scale) for name, each in left.items()}
         several, rest = steps > 1, bool(parts)
-        parts.append(
-            _ensemble(observation, knowledge, settings, encoding, mean, labels, seed, deadline, several, rest)
-        )
+        parts.append(_ensemble(observation, knowledge, settings, encoding, mean, labels, seed, deadline, several, rest))
     return _joined(observation, knowledge, parts, scale)
 
 
@@ -142,14 +141,19 @@ def _moved(stack: DenseStack, observation: Observation) -> float:
     return max(float(move / size) for move, size in zip(moves, sizes, strict=True))
 
 
-def _found_part(found: Found, encoding: TableEncoding) -> _Part:
-    """The rows of the search, each as often as it occurs."""
+def _found_part(found: Found, encoding: TableEncoding, count: int) -> _Part:
+    """The rows of the search, each as often as it occurs, the surest first; no more than the batch has."""
     times = found.copies
-    certified = found.proved.repeat_interleave(times)
+    cells = found_confidence(found, encoding).repeat_interleave(times, 0)
+    proved = found.proved.repeat_interleave(times)
+    if len(cells) > count:  # then some of them are false, and only the proof tells which are not
+        cells = torch.where(proved[:, None], cells, cells.clamp_max(_VOID))
+    first = cells.log().sum(1).argsort(descending=True, stable=True)[:count] if len(cells) > count else slice(None)
+    certified = proved[first]
     return _Part(
-        found.inputs.float().repeat_interleave(times, 0),
-        found.labels.repeat_interleave(times),
-        found_confidence(found, encoding).float().repeat_interleave(times, 0),
+        found.inputs.float().repeat_interleave(times, 0)[first],
+        found.labels.repeat_interleave(times)[first],
+        cells.float()[first],
         certified,
         f"{len(certified)} rows by the span of the gradients, {int(certified.sum())} of them proved",
     )
@@ -215,7 +219,10 @@ def _ensemble(
     several: bool,
     rest: bool,
 ) -> _Part:
-    """All rows at once that are left (`rest`: after others were subtracted); of an update of several steps only the direction is matched."""
+    """All rows that are left at once; of an update of several steps only the direction is matched.
+
+    `rest` says that other rows were subtracted from the gradient.
+    """
     target = target_of(observation, knowledge, gradient)
     target = replace(target, scaled=target.scaled or several)
     model = private_copy(observation.model, torch.float32).eval().requires_grad_(False)
@@ -251,7 +258,7 @@ def _joined(observation: Observation, knowledge: Knowledge, parts: list[_Part], 
     loss = matching_loss(replace(observation, update=sent), inputs, labels)
     notes = tuple(part.note for part in parts)
     if len(parts) == 1 and certified.any() and loss > _WRONG_WEIGHT:
-        certified = torch.zeros_like(certified)
+        certified, cells = torch.zeros_like(certified), cells.clamp_max(_VOID)
         notes += (f"nothing is certified, because the whole batch leaves a matching loss of {loss:.1e}",)
     return Reconstruction(
         attack="tabular",

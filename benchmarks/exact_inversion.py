@@ -151,7 +151,7 @@ def observed(case: Case, number: int) -> tuple[Tensor, nn.Linear, Tensor, Tensor
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
                 for parameter, gradient in zip(model.parameters(), gradients if case.epochs else (), strict=False):
-                    parameter -= 0.01 * gradient
+                    parameter.sub_(0.01 * gradient)
     weight, bias = gradients[:2]
     if case.epochs:
         weight, bias = (before.weight - first.weight).detach() / 0.01, (before.bias - first.bias).detach() / 0.01
@@ -168,7 +168,7 @@ def decibels(case: Case, found: LayerBatch, originals: Tensor) -> tuple[Tensor, 
     scale = examples(case.data)[2].double()
     apart = torch.cdist(found.inputs * scale, originals.double() * scale, compute_mode="donot_use_mm_for_euclid_dist")
     psnr = -10 * torch.log10((apart**2 / originals.shape[1]).clamp_min(1e-30))
-    item, original = linear_sum_assignment(-psnr.clamp_max(60).numpy()) if len(found.inputs) else ([], [])
+    item, original = map(torch.from_numpy, linear_sum_assignment(-psnr.clamp_max(60).numpy()))
     best = torch.zeros(len(originals), dtype=torch.float64)
     best[original] = psnr[item, original]
     return best, psnr.amax(1) if len(psnr) else psnr.new_zeros(0)

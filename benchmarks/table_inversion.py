@@ -103,7 +103,9 @@ def measure(
     share, whole = torch.cat(cells).double().mean(), torch.cat(cells).all(1).double().mean()
     curve = reliability(torch.cat(said), torch.cat(cells))
     if share < 1:
-        print("    said -> right (cells):", ", ".join(f"{b.said:.3f} -> {b.right:.3f} ({b.cells})" for b in curve))
+        print("    said: right [95% interval] (cells)")
+        for b in curve:
+            print(f"    {b.said:.3f}: {b.right:.3f} [{b.low:.3f}, {b.high:.3f}] ({b.cells})")
     total = batches * size
     return (
         f"| {data.name} | {list(hidden)} | {steps} | {size} x {batches} | {share:.2%} | {whole:.1%} |"

@@ -112,7 +112,7 @@ def test_the_sum_of_reshuffled_local_steps_has_the_same_inputs() -> None:
             step = gradient(local, part)
             with torch.no_grad():
                 for name, parameter in local.named_parameters():
-                    parameter -= 0.01 * step[name]
+                    parameter.sub_(0.01 * step[name])
     update = {name: value - model.state_dict()[name] for name, value in local.state_dict().items()}
     work = LocalWork(kind="fedavg", learning_rate=0.01, epochs=5, batch_size=4)
     result = exact(Observation(model, update, "update", work, examples=8), KNOWLEDGE, SETTINGS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attacks.dense_stack import dense_stack
 from fedsim.attacks.cell_confidence import reliability
+from fedsim.attacks.dense_stack import dense_stack
 from fedsim.attacks.ensemble import wrong_cells
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction
 from fedsim.attacks.row_search import find_rows
@@ -233,6 +234,60 @@ def test_the_reliability_curve() -> None:
     said = torch.tensor([0.55, 0.55, 0.97, 0.97, 0.97, 0.97])
     curve = reliability(said, torch.tensor([1, 0, 1, 1, 1, 0]), (0.5, 0.95))
     assert [(round(each.said, 3), each.right, each.cells) for each in curve] == [(0.55, 0.5, 2), (0.97, 0.75, 4)]
+    assert all(each.low < each.right < each.high for each in curve)
+
+
+def noisy(seen: Observation, relative: float, seed: int) -> Observation:
+    """With noise of this share of the gradient's length, of which the attacker is not told."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.cat([each.flatten() for each in seen.update.values()]).square().mean().sqrt()
+    update = {
+        name: each + relative * length * torch.randn(each.shape, generator=generator)
+        for name, each in seen.update.items()
+    }
+    return replace(seen, update=update)
+
+
+def test_cells_said_to_be_sure_are_right() -> None:
+    """Whole route where it is hard: narrow networks, noise. 12 batches; the curve was fitted on other batches."""
+    data = mixed()
+    said, right = [], []
+    for seed in range(12):
+        x, y = rows_of(data, 14 + seed, 100 + seed)
+        seen = noisy(observed(network(data, (30, 30), seed), x, y), (0.0, 1e-4, 1e-3)[seed % 3], seed)
+        settings = TabularAttack(name="tabular", walkers=64, sweeps=32, starts=6, iterations=30)
+        result = tabular(seen, knowledge(data), settings, seed=seed)
+        said.append(result.cells.flatten())
+        right.append(right_cells(result, x, data)[0].flatten())
+    sure = torch.cat(said) >= 0.95
+    assert int(sure.sum()) > 300
+    assert float(torch.cat(right)[sure].double().mean()) > 0.95
+    assert float(torch.cat(right)[~sure].double().mean()) < 0.9
+
+
+def test_an_ensemble_is_not_surer_than_it_may_be() -> None:
+    data = mixed()
+    said, right = [], []
+    for seed in range(8):
+        x, y = rows_of(data, 1 + seed, 200 + seed)
+        settings = TabularAttack(name="tabular", sweeps=0, starts=10, iterations=60)
+        result = tabular(observed(network(data, (40, 40), seed), x, y), knowledge(data), settings, seed=seed)
+        said.append(result.cells[~result.certified].flatten())
+        right.append(right_cells(result, x, data)[0][~result.certified].flatten())
+    assert float(torch.cat(said).mean()) < float(torch.cat(right).double().mean()) + 0.05
+    assert float(torch.cat(said).max()) < 0.98
+
+
+def test_few_rows_that_do_not_explain_what_is_left() -> None:
+    """Rows found are subtracted; noise is what is left of a batch whose size is stated too high."""
+    data = mixed()
+    x, y = rows_of(data, 11)
+    seen = noisy(observed(network(data), x, y), 1e-5, 0)
+    update = {name: each * 11 / 12 for name, each in seen.update.items()}
+    seen = replace(seen, update=update, work=LocalWork(kind="fedsgd", batch_size=12), examples=12)
+    result = tabular(seen, knowledge(data), QUICK)
+    assert int(result.certified.sum()) == 11
+    assert float(result.cells[~result.certified].max()) <= 0.5
 
 
 def test_only_tables() -> None:
