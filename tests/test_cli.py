@@ -252,7 +252,7 @@ def test_epsilon_and_back(capsys: pytest.CaptureFixture[str]) -> None:
 def test_epsilon_shows_which_accountant_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     out = fedsim(capsys, "epsilon", "--sigma", "2", "--noise", "laplace")
     assert re.search(r"^pld: ε ≤ 0\.5", out, re.M)
-    assert re.search(r"^prv .*gaussian", out, re.M)
+    assert re.search(r"^prv: .*gaussian", out, re.M)
 
 
 def test_without_noise_there_is_no_epsilon(capsys: pytest.CaptureFixture[str]) -> None:

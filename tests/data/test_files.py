@@ -79,7 +79,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
 
 NAN = np.where(np.eye(12, 5) > 0, np.nan, 1.0)
 BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
-    "no y": ({"x_train": X}, "no array y_train, but x_train"),
+    "no y": ({"x_train": X}, "no array y_train; it has x_train"),
     "lengths differ": ({"x_train": X, "y_train": Y[:5]}, "12 rows, but y_train has 5"),
     "NaN": ({"x_train": NAN, "y_train": Y}, "NaN or infinite"),
     "inf": ({"x_train": np.nan_to_num(NAN, nan=np.inf), "y_train": Y}, "NaN or infinite"),
