@@ -32,9 +32,8 @@ def _observation(
     transcript: Transcript, scenario: Scenario, architecture: nn.Module, line: MessageLine, sent: MessageLine
 ) -> Observation:
     model = copy.deepcopy(architecture)
-    model.load_state_dict(
-        transcript.model(line.round, line.client), strict=False
-    )  # integer counters of BatchNorm are not sent
+    sent_weights = transcript.model(line.round, line.client)
+    model.load_state_dict(sent_weights, strict=False)  # integer counters of BatchNorm are not sent
     if line.client is not None:
         update, clients = transcript.update(line.round, line.client), 1
     else:
