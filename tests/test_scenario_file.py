@@ -229,7 +229,7 @@ def test_the_template_shows_every_field_and_loads_as_the_defaults() -> None:
     words = " ".join(line.strip(" #") for line in text.splitlines())
     definitions = scenario_schema.root()["$defs"]
     for definition in definitions.values():
-        assert all(re.search(rf"\b{field}: ", text) for field in definition.get("properties", {}))
+        assert all(re.search(rf"\b{field}: ", words) for field in definition.get("properties", {}))
     for field in scenario_schema.root()["properties"].values():
         assert " ".join(field["description"].split()) in words
     assert max(map(len, text.splitlines())) <= 120
