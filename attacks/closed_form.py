@@ -133,6 +133,11 @@ def _one_example(observation: Observation, knowledge: Knowledge, front: Layer) -
     confidence = 1.0 if noise == 0 and left < 1e-3 else math.exp(-relative)
     labels = _label_of_one(observation, knowledge, flat)
     sure = noise == 0 and left < 1e-4
+    if labels is not None and client_gradient(observation) is not None:
+        # A defence that nobody told of can leave rank one, and even equal rows, but not this example's own gradient.
+        loss = _loss(observation, flat.reshape(1, *knowledge.input_shape), labels)
+        sure = sure and loss < _MATCHES
+        confidence = min(confidence, _belief(loss))
     return _Found(
         flat[None], labels, torch.tensor([confidence]), torch.tensor([sure]), (f"rank-one residual {left:.1g}",)
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.attacks.observation import Knowledge, Observation
 from fedsim.data import Dataset
 from fedsim.data.table import CategoricalColumn, TableEncoding
+from fedsim.errors import AttackError
 from fedsim.federation.client import local_work
 from fedsim.federation.transcript import MessageLine, Transcript
 from fedsim.scenario import DefenceSection, Scenario
@@ -40,6 +41,9 @@ def _observation(
         clients = line.clients or 1
         update = _average(transcript.sum(line.round), line, sent)
     work = local_work(scenario, float(sent.config.get("example-noise-multiplier", 0.0)))
+    config = sent.config
+    if not scenario.adversary.knows.defence:  # then the client, and not the server, has chosen how it protects itself
+        work, config = replace(work, example_dp=None), {"server-round": line.round}
     return Observation(
         model=model,
         update=update,
@@ -49,7 +53,7 @@ def _observation(
         client=line.client,
         clients=clients,
         examples=line.examples,
-        config=sent.config,
+        config=config,
     )
 
 
@@ -65,7 +69,7 @@ def knowledge_of(scenario: Scenario, dataset: Dataset, observation: Observation)
     mean = std = None
     if knows.statistics and dataset.kind != "text":
         mean, std = dataset.x_test.mean(dim=0), dataset.x_test.std(dim=0)
-    config = observation.config if knows.defence else {}
+    config = observation.config
     return Knowledge(
         kind=dataset.kind,
         input_shape=dataset.input_shape,
@@ -83,7 +87,11 @@ def knowledge_of(scenario: Scenario, dataset: Dataset, observation: Observation)
 
 def with_labels(knowledge: Knowledge, labels: Tensor) -> Knowledge:
     """The same, with the labels of the batch granted: sorted, so that their order tells nothing."""
-    return replace(knowledge, labels=labels.sort().values if labels.dim() == 1 else labels)
+    if labels.dim() > 1:
+        raise AttackError(
+            "adversary.knows.labels known: the labels of a text are its next tokens, that is the text; use inferred"
+        )
+    return replace(knowledge, labels=labels.sort().values)
 
 
 def _value_range(dataset: Dataset) -> tuple[Tensor, Tensor] | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,8 @@ def automatic(
     """Climb from closed form over exact inversion to optimisation; stop where an update is explained.
 
     An update is explained when every item is certified, or when the reconstruction's own gradient is the observed one.
-    Where no rung explains it, the result with the smallest matching loss is returned.
+    Where no rung explains it, the result with the most certified items is returned; among equals, that with the
+    smallest matching loss.
     """
     check_observation(observation, knowledge)
     found: list[Reconstruction] = []
@@ -46,9 +48,19 @@ def automatic(
             break
     if not found:
         raise AttackError("no attack fits this update: " + "; ".join(impossible))
-    best = min(found, key=lambda each: (each.loss if each.loss == each.loss else float("inf"), -len(each.inputs)))
+    best = min(found, key=_rank)
     tried = ", ".join(each.attack for each in found)
-    return replace(best, notes=(f"tried, in this order: {tried}; the best by matching loss is shown", *best.notes))
+    note = f"tried, in this order: {tried}; shown is the one with most certified items, then the least matching loss"
+    return replace(best, notes=(note, *best.notes))
+
+
+def _rank(result: Reconstruction) -> tuple[int, float, int]:
+    """The least is the best: more certified items, a smaller loss (one that is not known is the largest), more items.
+
+    What is proven comes first, since a result that has only a part of the batch has no loss to be compared by.
+    """
+    certified = 0 if result.certified is None else int(result.certified.sum())
+    return -certified, math.inf if math.isnan(result.loss) else result.loss, -len(result.inputs)
 
 
 def explains(result: Reconstruction, batch_size: int | None) -> bool:

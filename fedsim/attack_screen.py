@@ -56,7 +56,7 @@ def attack_rows(run: Run, names: set[str] | None = None) -> list[tuple[str, str]
     """How each attacked update fared, for people; `names` are the result files to show."""
     rows = []
     for entry in _entries(run, names):
-        what = entry["sentence"] or entry["error"] or f"{entry['found']} items, no truth to score them with"
+        what = entry["error"] or entry["sentence"] or f"{entry['found']} items, no truth to score them with"
         rows.append((f"{entry['attack']} on {entry['key']}", str(what)))
     return rows
 

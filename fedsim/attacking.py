@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.attacks import attack_named
 from fedsim.attacks.evidence import knowledge_of, knowledge_table, observations, with_labels
-from fedsim.attacks.observation import Observation, Reconstruction
+from fedsim.attacks.observation import Knowledge, Observation, Reconstruction
 from fedsim.audit.columns import columns_to_list
 from fedsim.audit.reconstruction import ReconstructionScore, score
 from fedsim.data.table import TableEncoding
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, RunError
 from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
 from fedsim.federation.run import Run
@@ -72,6 +72,10 @@ def attack_run(
     """
     scenario = scenario or run.scenario
     battle = Battle(run, scenario, workplace(scenario_json(run.scenario)))
+    if (run.path / "attacks").exists() and not (run.path / "attacks").is_dir():
+        raise RunError(
+            f"{run.path / 'attacks'} is in the way: results are written to a folder of that name; move it away"
+        )
     paths = []
     for settings in scenario.attacks or (AutomaticAttack(),):
         path, played = _place(run.path / "attacks", _plain(scenario, settings))
@@ -85,7 +89,13 @@ def _place(folder: Path, settings: dict[str, Any]) -> tuple[Path, bool]:
     """Where the results of these settings belong, and whether they are there: the same settings keep their number."""
     taken = sorted(folder.glob("[0-9][0-9][0-9]-*.json")) if folder.is_dir() else []
     for path in taken:
-        if json.loads(path.read_text())["settings"] == settings:
+        try:
+            same = json.loads(path.read_text())["settings"] == settings
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"{path} is damaged: it is not the result of an attack; remove it and attack again"
+            ) from error
+        if same:
             return path, True
     number = 1 + max((int(path.name[:3]) for path in taken), default=0)
     return folder / f"{number:03d}-{settings['name']}.json", False
@@ -97,7 +107,7 @@ def _plain(scenario: Scenario, settings: AttackSection) -> dict[str, Any]:
 
 def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progress) -> None:
     run, scenario, place = battle.run, battle.scenario, battle.place
-    seen = list(islice(observations(run.transcript, run.scenario, place.model), settings.observations))
+    seen = list(islice(observations(run.transcript, scenario, place.model), settings.observations))
     if not seen:
         raise AttackError(
             f"{run.path} keeps no update to attack; raise adversary.keep_rounds and keep_clients and run again"
@@ -111,6 +121,8 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
         entry = _attack_one(battle, settings, observation, key, found, truth)
         entries.append(entry)
         progress(AttackReport(settings.name, number, len(seen), key, entry["found"], entry["loss"], _sentence(entry)))
+    if all(entry["error"] for entry in entries):
+        raise AttackError(f"{settings.name} cannot be played on this run: {entries[0]['error']}")
     knowledge, encoding = knowledge_of(scenario, place.dataset, seen[0]), place.dataset.encoding
     document = {
         "attack": settings.name,
@@ -122,8 +134,10 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
     }
     path.parent.mkdir(exist_ok=True)
     _save(path.with_suffix(".safetensors"), found)
+    truth_path = path.with_name(f"{path.stem}-truth.safetensors")
+    truth_path.unlink(missing_ok=True)  # that of an earlier time
     if truth:
-        _save(path.with_name(f"{path.stem}-truth.safetensors"), truth)
+        _save(truth_path, truth)
     write_json(path, document)
 
 
@@ -138,15 +152,15 @@ def _attack_one(
     """Attack one update, then score it if its truth is known; the entry of the result file."""
     scenario, dataset = battle.scenario, battle.place.dataset
     knowledge = knowledge_of(scenario, dataset, observation)
-    rows = _true_rows(battle.run, observation)
+    rows = _true_rows(battle.run, observation, len(dataset.x_train))
     if scenario.adversary.knows.labels == "known" and rows is not None:
         knowledge = with_labels(knowledge, dataset.y_train[rows])
     entry: dict[str, Any] = {"round": observation.round, "client": observation.client, "key": key, "error": None}
     try:
         result = attack_named(settings.name)(observation, knowledge, settings, seed=scenario.seed)
-    except AttackError as error:
-        return entry | {"found": 0, "loss": None, "certified": None, "label_counts": None, "notes": [], "score": None,
-                        "error": str(error)}  # fmt: skip
+    except AttackError as error:  # an update that resists is a failure of the attack, and is counted as one
+        entry["error"] = str(error)
+        result = _nothing(settings.name, knowledge)
     for name, tensor in _tensors(result).items():
         found[f"{key}/{name}"] = tensor
     measured = None
@@ -174,18 +188,28 @@ def _attack_one(
     }
 
 
-def _true_rows(run: Run, observation: Observation) -> Tensor | None:
+def _nothing(attack: str, knowledge: Knowledge) -> Reconstruction:
+    return Reconstruction(attack, torch.empty(0, *knowledge.input_shape), None, math.nan, torch.empty(0))
+
+
+def _true_rows(run: Run, observation: Observation, known: int) -> Tensor | None:
     """The rows of the training data behind an update, each once; None where nobody knows (a deployed federation)."""
     path = run.path / "truth" / f"round-{observation.round:05d}.safetensors"
     if not path.is_file():
         return None
-    with safe_open(path, framework="pt") as tensors:
-        wanted = None if observation.client is None else f"client-{observation.client}/rows"
-        keys = [key for key in tensors.keys() if (key == wanted if wanted else key.endswith("/rows"))]  # noqa: SIM118
-        rows = [tensors.get_tensor(key) for key in sorted(keys)]
-    if not rows:
+    wanted = None if observation.client is None else f"client-{observation.client}/rows"
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            keys = [key for key in tensors.keys() if (key == wanted if wanted else key.endswith("/rows"))]  # noqa: SIM118
+            found = [tensors.get_tensor(key) for key in sorted(keys)]
+    except SafetensorError as error:
+        raise RunError(f"{path} is damaged ({error}); remove it to attack without scores") from error
+    if not found:
         return None
-    return torch.cat(rows) if observation.kind == "gradient" else torch.cat(rows).unique()
+    rows = torch.cat(found) if observation.kind == "gradient" else torch.cat(found).unique()
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < known:
+        raise RunError(f"{path} names rows that the data does not have; was the data file changed since the run?")
+    return rows
 
 
 def _tensors(result: Reconstruction) -> dict[str, Tensor]:

@@ -56,6 +56,9 @@ def with_attacks(target: Run, attacks: Sequence[str], overrides: Sequence[str]) 
             raise RunError(
                 f"--set {override}: the run is over; of its scenario only attacks and adversary.knows can still change"
             )
+    for attack in attacks:
+        if not attack.strip():
+            raise RunError(f"--attack {attack!r} names no attack; name one, for example exact, or leave it out")
     chosen = [f"attacks=[{', '.join(attacks)}]"] if attacks else []
     return load_scenario(target.path / "scenario.yaml", [*overrides, *chosen])
 

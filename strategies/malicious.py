@@ -75,9 +75,8 @@ class Forge:
 def forge_of(
     scenario: Scenario, model: nn.Module, layout: Layout, dataset: Dataset, partition: Partition, work: LocalWork
 ) -> Forge:
-    """What an active server crafts with; how many examples a client holds it guesses from the first few."""
-    sizes = sorted(partition.size(client) for client in range(min(partition.population, 100)))
-    return Forge(scenario, model, layout, dataset, work, max(1, sizes[len(sizes) // 2]))
+    """What an active server crafts with; how many examples a client holds it knows on average only."""
+    return Forge(scenario, model, layout, dataset, work, max(1, len(dataset.x_train) // partition.population))
 
 
 def check_active(forge: Forge, start: Tensor, cohort: Sequence[int]) -> None:

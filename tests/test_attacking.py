@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,6 @@ def test_under_a_claim_no_attack_does_more_than_it_allows(defence: dict[str, Any
     scored = 0
     for name in ("001-exact", "002-closed-form"):
         for entry in results(run, name)["observations"]:
-            if entry["score"] is None:
-                assert entry["error"]
-                continue
             measured = ReconstructionScore.from_dict(entry["score"])
             assert measured.right.right == 0
             assert measured.comparisons
@@ -140,6 +138,8 @@ def test_the_command_line(attacked: Run, tmp_path: Path, capsys: pytest.CaptureF
     ("arguments", "words"),
     [
         (["--attack", "exakt"], "exakt"),
+        (["--attack", " "], "names no attack"),
+        (["--attack", "tabular"], "tabular cannot be played on this run"),
         (["--attack", "{name: exact, speed: 3}"], "speed"),
         (["--set", "rounds=3"], "only attacks and adversary.knows can still change"),
         (["--set", "adversary.knows.labels=perhaps"], "perhaps"),
@@ -154,6 +154,33 @@ def test_a_wrong_word_is_one_sentence(
     assert words in captured.err
     assert captured.err.count("\n") == 1
     assert sorted(path.name for path in (attacked.path / "attacks").iterdir()) == before
+
+
+def damage_settings(path: Path) -> None:
+    (path / "attacks" / "001-exact.json").write_text("{")
+
+
+def damage_truth(path: Path) -> None:
+    (path / "truth" / "round-00001.safetensors").write_bytes(b"short")
+
+
+def block_folder(path: Path) -> None:
+    shutil.rmtree(path / "attacks")
+    (path / "attacks").write_text("in the way")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(damage_settings, "is damaged"), (damage_truth, "is damaged"), (block_folder, "is in the way")],
+)
+def test_a_damaged_run_is_one_sentence(
+    attacked: Run, damage: Callable[[Path], None], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(attacked.path, copy)
+    damage(copy)
+    assert main(["attack", str(copy), "--attack", "labels"]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

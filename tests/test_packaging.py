@@ -174,7 +174,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """What a room may import beside itself. A room that is not named here may import anything but the commands."""
 COMMANDS = {"__main__", "cli", "screen", "attack_screen", "epsilon", "template"}
 AFTER_ATTACKS = {"attacks", "attacking", "audit", "report"}
-"""Rooms that come after the attacks on the way of the data, and may need them. Of the strategies the malicious one may."""
+"""Rooms that come after the attacks on the way of the data, and may need them; of the strategies the malicious one."""
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:

@@ -193,6 +193,10 @@ def _check_attacks(scenario: Scenario, kind: str) -> None:
                 f"attacks.{number}: imprint reads what weights made to leak collect, but the server sends honest ones;"
                 " set adversary.active, or use auto"
             )
+    if kind == "text" and scenario.adversary.knows.labels == "known":
+        raise ScenarioError(
+            "adversary.knows.labels known: the labels of a text are its next tokens, that is the text; use inferred"
+        )
     if scenario.attacks and 0 in (scenario.adversary.keep_rounds, scenario.adversary.keep_clients):
         raise ScenarioError(
             "attacks: the server keeps no update to attack; raise adversary.keep_rounds or keep_clients"
