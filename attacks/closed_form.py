@@ -10,8 +10,9 @@ number of local steps or the factor of a clipping (Phong et al. 2018, section 3)
 - a batch of fewer examples than classes of multinomial logistic regression (`softmax_batch.py`);
 - a batch before a ReLU: rows whose quotients agree (`lone_rows.py`).
 
-Certified is one example whose rows all agree, a whole batch whose own gradient is the observed one, and an example that
-at least three rows agree on where a mixture could not (`_certain`).
+Certified is one example whose rows all agree and whose own gradient, up to a factor, is the observed one; a whole batch
+whose own gradient is the observed one; and an example that at least three rows agree on where a mixture could not
+(`_certain`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fedsim.errors import AttackError
 from fedsim.scenario.attack import ClosedFormAttack
 
 _MATCHES = 1e-8  # matching loss below which a reconstruction explains a float32 gradient
+_MATCHES_ROUNDED = 1e-4  # the same, at most, for one that the model is so certain of that little but rounding is left
 _HYPOTHESES = 40  # sets of labels that are tried for a batch
 
 
@@ -133,14 +135,35 @@ def _one_example(observation: Observation, knowledge: Knowledge, front: Layer) -
     confidence = 1.0 if noise == 0 and left < 1e-3 else math.exp(-relative)
     labels = _label_of_one(observation, knowledge, flat)
     sure = noise == 0 and left < 1e-4
-    if labels is not None and client_gradient(observation) is not None:
-        # A defence that nobody told of can leave rank one, and even equal rows, but not this example's own gradient.
-        loss = _loss(observation, flat.reshape(1, *knowledge.input_shape), labels)
-        sure = sure and loss < _MATCHES
-        confidence = min(confidence, _belief(loss))
+    if noise == 0 and labels is not None and client_gradient(observation) is not None:
+        # A defence that nobody told of can leave rank one, but not this example's own gradient.
+        loss, rounding = _unlike(observation, flat.reshape(1, *knowledge.input_shape), labels)
+        matches = loss < max(_MATCHES, min(rounding, _MATCHES_ROUNDED))
+        sure = sure and matches
+        belief = 1.0 if matches else max(_belief(loss), 0.5 if loss < rounding else 0.0)
+        confidence = min(confidence, belief)
     return _Found(
         flat[None], labels, torch.tensor([confidence]), torch.tensor([sure]), (f"rank-one residual {left:.1g}",)
     )
+
+
+def _unlike(observation: Observation, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The least over s > 0 of |s·g(x, y) - g_obs|² / |g_obs|², and what float32 makes of it for the right example.
+
+    A client's softmax is rounded to 2^-23, which is much of dL/dz = p - e_y where the model is nearly certain of y.
+    """
+    observed = client_gradient(observation)
+    assert observed is not None
+    model = private_copy(observation.model, torch.float64)
+    own = torch.cat([each.flatten() for each in loss_gradient(model, inputs.double(), labels)])
+    seen = torch.cat([each.double().flatten() for each in observed.values()])
+    factor = (own @ seen).clamp_min(0) / own.square().sum().clamp_min(1e-300)
+    with torch.no_grad():
+        slopes = model(inputs.double()).softmax(-1)[0]
+    slopes[labels] -= 1
+    rounding = float((2.0**-22 / slopes.norm().clamp_min(1e-300)).square())
+    loss = float((factor * own - seen).square().sum() / seen.square().sum().clamp_min(1e-300))
+    return loss, rounding
 
 
 def _without_bias(observation: Observation, knowledge: Knowledge, weight: Tensor) -> _Found:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsim.attacks.network import head, leaf_layers
+from fedsim.attacks.matching import client_gradient, loss_gradient, private_copy
+from fedsim.attacks.network import Layer, head, leaf_layers
+from fedsim.attacks.observation import Knowledge, Observation
 from fedsim.errors import AttackError
 from fedsim.randomness import stream
 from fedsim.scenario import FishingServer
@@ -117,3 +119,42 @@ def features_of(model: nn.Module, weights: Mapping[str, Tensor], last: nn.Module
         model.train(training)
         handle.remove()
     return seen[0].flatten(1)
+
+
+# --- what was caught ------------------------------------------------------------------------------------------------
+
+
+def unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -> float:
+    """How far the example's own gradient is from the observed one: max over tensors of |s·own - seen| / |seen|.
+
+    The factor s > 0 is one for all tensors, and the label is the best. A wrong x that makes the first layer's gradient
+    of rank one, as rounding or pruning can, does not also have this dL/dz. The head is left out: the gradients of all
+    examples that are not of the wanted class are in it. NaN for an update of several local steps.
+    """
+    observed = client_gradient(observation)
+    if observed is None:
+        return math.nan
+    model = private_copy(observation.model, torch.float64)
+    kept = [name not in (last.weight, last.bias) for name in observed]
+    seen = [each.double() for each, keep in zip(observed.values(), kept, strict=True) if keep]
+    losses = []
+    for label in range(classes):
+        found = loss_gradient(model, value.double(), torch.tensor([label]))
+        own = [each for each, keep in zip(found, kept, strict=True) if keep]
+        dots = sum(float((mine * theirs).sum()) for mine, theirs in zip(own, seen, strict=True))
+        if dots <= 0:
+            continue
+        factor = dots / max(sum(float(mine.square().sum()) for mine in own), 1e-300)
+        pairs = [(float((factor * a - b).norm()), float(b.norm())) for a, b in zip(own, seen, strict=True)]
+        losses.append(max(left / size if size else left and math.inf for left, size in pairs))
+    return min(losses, default=math.inf)
+
+
+def outside_range(knowledge: Knowledge, x: Tensor) -> float:
+    """By how much of the value range a flat input leaves it, at most; 0 where no range is known."""
+    if knowledge.value_range is None:
+        return 0.0
+    low, high = (bound.double().expand(knowledge.input_shape).flatten() for bound in knowledge.value_range)
+    span = high - low
+    span = torch.where(span > 0, span, span.max().clamp_min(1e-300))  # a value that never varies is rounded, too
+    return max(0.0, float((torch.maximum(low - x, x - high) / span).max()))

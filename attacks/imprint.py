@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fedsim.attacks.cells import Backward, Cells, find_cells, noise_of
 from fedsim.attacks.crafting import Front, find_front
+from fedsim.attacks.fishing import outside_range, unlike
 from fedsim.attacks.last_layer import noise_deviation
 from fedsim.attacks.matching import client_gradient, loss_gradient, private_copy
-from fedsim.attacks.network import Layer, dense_front, head, leaf_layers
+from fedsim.attacks.network import dense_front, head, leaf_layers
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
 from fedsim.errors import AttackError
 from fedsim.scenario import GradientMatchingAttack, ImprintAttack
@@ -274,8 +275,10 @@ def _fished(observation: Observation, knowledge: Knowledge, settings: ImprintAtt
     matrix, deltas = gradient[front.weight].double(), gradient[front.bias].double()
     x = matrix.T @ deltas / deltas.square().sum().clamp_min(1e-300)
     impure = float((matrix - deltas[:, None] * x).square().sum() / matrix.square().sum().clamp_min(1e-300)) ** 0.5
+    if not deltas.any():  # all of it is pruned or rounded away, and nothing is not an example
+        impure = 1.0
     value = x.float().view(1, *knowledge.input_shape)
-    apart, outside = _unlike(observation, last, value, knowledge.classes), _outside(knowledge, x)
+    apart, outside = unlike(observation, last, value, knowledge.classes), outside_range(knowledge, x)
     clear = knowledge.defence.compression is None and noise_deviation(observation, knowledge) == 0
     own = Backward(private_copy(observation.model, torch.float64), front.weight, knowledge.input_shape)
     wanted = bool((own.at_rows(x[None], label)[0] * deltas).sum() > 0)
@@ -292,39 +295,6 @@ def _fished(observation: Observation, knowledge: Knowledge, settings: ImprintAtt
             f" observed one up to {apart:.1e}; the example is {kind}",
         ),
     )
-
-
-def _unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -> float:
-    """How far the example's own gradient is from the observed one: max over tensors of |s·own - seen| / |seen|.
-
-    The factor s > 0 is one for all tensors, and the label is the best. A wrong x that makes the first layer's gradient
-    of rank one, as rounding or pruning can, does not also have this dL/dz. The head is left out: the gradients of all
-    examples that are not of the wanted class are in it. NaN for an update of several local steps.
-    """
-    observed = client_gradient(observation)
-    if observed is None:
-        return math.nan
-    model = private_copy(observation.model, torch.float64)
-    kept = [name not in (last.weight, last.bias) for name in observed]
-    seen = [each.double() for each, keep in zip(observed.values(), kept, strict=True) if keep]
-    losses = []
-    for label in range(classes):
-        found = loss_gradient(model, value.double(), torch.tensor([label]))
-        own = [each for each, keep in zip(found, kept, strict=True) if keep]
-        dots = sum(float((mine * theirs).sum()) for mine, theirs in zip(own, seen, strict=True))
-        factor = max(dots, 0.0) / max(sum(float(mine.square().sum()) for mine in own), 1e-300)
-        pairs = [(float((factor * a - b).norm()), float(b.norm())) for a, b in zip(own, seen, strict=True)]
-        losses.append(max(left / size if size else left and math.inf for left, size in pairs))
-    return min(losses)
-
-
-def _outside(knowledge: Knowledge, x: Tensor) -> float:
-    """By how much of the value range a flat input leaves it, at most; 0 where no range is known."""
-    if knowledge.value_range is None:
-        return 0.0
-    low, high = (bound.double().expand(knowledge.input_shape).flatten() for bound in knowledge.value_range)
-    beyond = torch.maximum(low - x, x - high) / (high - low).clamp_min(1e-300)
-    return max(0.0, float(beyond.max()))
 
 
 def _fished_by_matching(

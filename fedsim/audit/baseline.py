@@ -25,7 +25,8 @@ class Baseline:
     metrics: Mapping[str, float]
     """Means over the originals."""
     blind: Kappa
-    """κ_η: the success of the best blind guess on the public rows themselves."""
+    """κ_η: the success of the best blind guess on the public rows themselves; where labels were granted, for the
+    granted label for which guessing is easiest."""
     chance: float
     """Share of the public rows that some item of the reconstruction is right for: luck, or a prior that was learned."""
     blind_exact: Kappa
@@ -53,16 +54,37 @@ def stranger(
     metrics = pair_metrics(stick, guesses, truth, [(i, i) for i in range(len(truth))])
     usable = found[torch.isfinite(found.flatten(1)).all(1)] if len(found) else found
     what = "the mean" if stick.cells is None else "the most frequent value, or the median, of each place"
-    rows, (apart, limit) = public.float(), stick.same  # in half the precision, because all pairs are counted
+    apart, limit = stick.same
+    parts: list[tuple[Tensor, int]] = [(public, 1)]  # public rows, and how many originals are drawn like them
+    if by_label and granted is not None and public_labels is not None:
+        known, times = granted.unique(return_counts=True)
+        parts = [(public[public_labels == label], int(n)) for label, n in zip(known, times, strict=True)]
+    elif granted is not None:
+        parts = []  # nothing is known about rows with these labels
     return Baseline(
         guess=f"{what} of {len(public)} public rows" + (" with the same label" if by_label else ""),
         success=Share(sum(guessed), len(guessed)),
         metrics=mean_metrics(list(metrics.values()), len(truth), metric_names(stick, truth)),
-        blind=kappa(rows, stick.distance, eta, doubled=stick.doubled),
-        chance=_hit(stick.distance, usable, public, eta),
-        blind_exact=kappa(rows, apart, limit),
-        chance_exact=_hit(apart, usable, public, limit),
+        blind=_easiest(parts, stick.distance, eta, stick.doubled),
+        chance=_chance(parts, stick.distance, usable, public, eta),
+        blind_exact=_easiest(parts, apart, limit, None),
+        chance_exact=_chance(parts, apart, usable, public, limit),
     ), guessed
+
+
+def _easiest(parts: list[tuple[Tensor, int]], distance: Distance, eta: float, doubled: Distance | None) -> Kappa:
+    """The largest κ_η of the parts; where one holds no rows, nothing is known, and guessing may always succeed."""
+    # In half the precision, because all pairs are counted.
+    each = [kappa(rows.float(), distance, eta, doubled=doubled) for rows, _ in parts if len(rows)]
+    known = max(each, key=lambda one: one.upper, default=Kappa(0.0, 1.0, 0))
+    return known if len(each) == len(parts) else Kappa(known.lower, 1.0, known.rows)
+
+
+def _chance(parts: list[tuple[Tensor, int]], distance: Distance, found: Tensor, public: Tensor, eta: float) -> float:
+    """The mean over the originals of the share that is hit of the rows that each is drawn like; else of all rows."""
+    shares = [(_hit(distance, found, rows if len(rows) else public, eta), times) for rows, times in parts]
+    total = sum(times for _, times in shares)
+    return sum(s * times for s, times in shares) / total if total else _hit(distance, found, public, eta)
 
 
 def _hit(distance: Distance, found: Tensor, public: Tensor, eta: float) -> float:

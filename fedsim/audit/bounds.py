@@ -24,6 +24,7 @@ at most max over p ≤ κ of p (1 − p) (e^ε − 1) / (1 + p (e^ε − 1)), pl
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -256,11 +257,40 @@ def as_replace(epsilon: float, delta: float = 0.0) -> tuple[float, float]:
 Bound = Literal["(ε, δ)", "privacy profile"]
 
 
-def rero_claim(claim: PrivacyClaim, kappa: float) -> tuple[float, Bound]:
+def amplified(claim: PrivacyClaim) -> bool:
+    """Whether the claim rests on it that a unit may have been left out, and nobody knows."""
+    return claim.sampling != "none" and claim.sample_rate < 1
+
+
+def without_amplification(claim: PrivacyClaim) -> PrivacyClaim:
+    """The same noise for a unit that was drawn: sample rate 1 in all compositions, and the ε that this spends at δ.
+
+    P[success] = q P[success | drawn] + (1 − q) P[success | not drawn], so that an amplified bound on the left says
+    little about the first term. Rate 1 in every release is pessimistic, since only the attacked ones were surely drawn.
+    Where the mechanism is none that is known here, nothing is claimed (ε = ∞).
+    """
+    if not amplified(claim):
+        return claim
+    kinds: tuple[Literal["gaussian", "laplace"], ...] = ("gaussian", "laplace")
+    kind = next((kind for kind in kinds if kind in claim.mechanism.lower()), None)
+    spent = math.inf
+    if kind is not None and claim.noise_multiplier > 0:
+        try:
+            spent = accounted_epsilon(
+                Mechanism(kind, claim.noise_multiplier, claim.adjacency), claim.compositions, claim.delta
+            )
+        except PrivacyError:  # not accounted for at this δ
+            spent = math.inf
+    return dataclasses.replace(claim, epsilon=max(claim.epsilon, spent), sampling="none", sample_rate=1.0)
+
+
+def rero_claim(claim: PrivacyClaim, kappa: float, *, drawn: bool = False) -> tuple[float, Bound]:
     """The success that a claim allows, and what that rests on: the claim's (ε, δ), or the mechanism's whole profile.
 
-    The profile is used only if the claim names Gaussian noise and its own fields spend no more than its ε.
+    The profile is used only if the claim names Gaussian noise and its own fields spend no more than its ε. `drawn`:
+    only units that were drawn are tried, so that amplification by sampling does not count.
     """
+    claim = without_amplification(claim) if drawn else claim
     if not claim.finite:
         return 1.0, "(ε, δ)"
     allowed = rero(claim.epsilon, kappa, delta=claim.delta, adjacency=claim.adjacency)
@@ -273,8 +303,9 @@ def rero_claim(claim: PrivacyClaim, kappa: float) -> tuple[float, Bound]:
     return (profile, "privacy profile") if profile < allowed else (allowed, "(ε, δ)")
 
 
-def urero_claim(claim: PrivacyClaim, kappa: float) -> float:
-    """The advantage over the same answers on an independent record that a claim allows."""
+def urero_claim(claim: PrivacyClaim, kappa: float, *, drawn: bool = False) -> float:
+    """The advantage over the same answers on an independent record that a claim allows; `drawn` as above."""
+    claim = without_amplification(claim) if drawn else claim
     if not claim.finite:
         return 1.0
     pair = (claim.epsilon, claim.delta)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from scipy.stats import binom
 
-from fedsim.audit.bounds import Kappa, rero_claim, urero_claim
+from fedsim.audit.bounds import Kappa, amplified, rero_claim, urero_claim
 from fedsim.audit.shares import Share
 from fedsim.privacy.claim import PrivacyClaim, rounded_up
 from fedsim.privacy.promises import OUTSIDER
@@ -39,6 +39,10 @@ class Comparison:
     """The latter, measured on the public rows."""
     updates: int = 1
     """How many updates the trials come from. Examples of one update succeed and fail together."""
+    trials: tuple[tuple[int, int, int], ...] = ()
+    """(client, right, of) of each update whose client is known; that of a sum of many is not."""
+    looks: int = 1
+    """How many comparisons are made together, among which the 5% of false alarms are divided (Bonferroni)."""
 
     @property
     def advantage(self) -> float:
@@ -46,36 +50,58 @@ class Comparison:
         return self.measured.share - self.chance
 
     @property
+    def by_client(self) -> tuple[Share, ...]:
+        """What was achieved against each client, over all its updates; empty where a client is not known."""
+        shares: dict[int, Share] = {}
+        for client, right, of in self.trials:
+            shares[client] = shares.get(client, Share(0, 0)) + Share(right, of)
+        return tuple(shares.values()) if len(self.trials) == self.updates else ()
+
+    @property
+    def independent(self) -> bool:
+        """Whether every trial is the update of another client."""
+        return len(self.by_client) == self.measured.of
+
+    @property
     def p_value(self) -> float:
         """At most this is the probability of so much success, if the claim holds.
 
-        Where every update is one trial, by the binomial law. Examples of one update are no independent trials: there by
-        Markov's inequality, P[share ≥ s] ≤ allowed / s, which needs no independence at all.
+        Where every trial is the update of another client, by the binomial law. Examples of one update, and updates of
+        one client, are no independent trials: there by Markov's inequality, P[share ≥ s] ≤ allowed / s, which needs no
+        independence at all. Of several clients each is also one trial by itself, P[share ≥ ½] ≤ 2 allowed, and these
+        trials follow the binomial law; the smaller of the two p-values counts double.
         """
         if not self.measured.right:
             return 1.0
-        if self.updates == self.measured.of:
+        if self.independent:
             return float(binom.sf(self.measured.right - 1, self.measured.of, self.allowed))
-        return min(1.0, self.allowed / self.measured.share)
+        markov, each = min(1.0, self.allowed / self.measured.share), self.by_client
+        if len(each) < 2:
+            return markov
+        halves = sum(2 * share.right >= share.of for share in each)
+        return min(1.0, 2 * min(markov, float(binom.sf(halves - 1, len(each), min(1.0, 2 * self.allowed)))))
 
     @property
     def verdict(self) -> Literal["consistent", "inconclusive", "violated"]:
-        """Violated: the whole interval lies above what is allowed, and the p-value is below 5%."""
+        """Violated: the whole interval lies above what is allowed, and the p-value is below 5% / `looks`."""
         if self.measured.interval[0] <= self.allowed:
             return "consistent"
-        return "violated" if self.p_value < 0.05 else "inconclusive"
+        return "violated" if self.p_value < 0.05 / self.looks else "inconclusive"
 
     def sentence(self) -> str:
         """For people."""
+        together = "" if self.independent else ", because examples of one client succeed and fail together"
+        looks = "" if self.looks == 1 else f", below 5% / {self.looks} for {self.looks} comparisons"
         ends = {
             "consistent": "which agrees with the claim",
-            "inconclusive": "which is more than the claim allows, but may be luck, because examples of one update"
-            " succeed and fail together: attack more updates",
-            "violated": f"which is more than the claim allows (p ≤ {self.p_value:.2g})",
+            "inconclusive": f"which is more than the claim allows, but may be luck{together}: attack more updates of"
+            " other clients",
+            "violated": f"which is more than the claim allows (p ≤ {self.p_value:.2g}{looks})",
         }
         return (
             f"{self.claim}: {self.success} may happen with probability {rounded_up(100 * self.allowed, 1)}% at most"
-            f" (from {self.rests_on}; blind guessing {rounded_up(100 * self.kappa, 1)}%), measured {self.measured},"
+            f" (from {self.rests_on}; blind guessing {rounded_up(100 * self.kappa, 1)}%; if the examples are"
+            f" drawn like the public rows), measured {self.measured},"
             f" {ends[self.verdict]}. Beyond what the same answers reach by chance (U-ReRo), {100 * self.advantage:.0f}%"
             f" were measured, at most {rounded_up(100 * self.advantage_allowed, 1)}% are allowed."
         )
@@ -88,7 +114,8 @@ class Comparison:
     def from_dict(cls, fields: Mapping[str, Any]) -> Comparison:
         """What `to_dict` wrote."""
         own = {key: value for key, value in fields.items() if key != "verdict"}
-        return cls(**{**own, "measured": Share.from_dict(own["measured"])})
+        trials = tuple((int(client), int(right), int(of)) for client, right, of in own.get("trials", ()))
+        return cls(**{**own, "measured": Share.from_dict(own["measured"]), "trials": trials})
 
 
 @dataclass(frozen=True)
@@ -104,6 +131,8 @@ class Outcome:
     """Share of independent rows that some guess is right for."""
     clients: int
     """How many clients' examples the originals are."""
+    client: int | None = None
+    """Whose update it is, if it is one client's and known."""
 
 
 def compare(claims: Iterable[PrivacyClaim], outcome: Outcome) -> tuple[Comparison, ...]:
@@ -122,30 +151,42 @@ def _against(claim: PrivacyClaim, outcome: Outcome) -> list[Comparison]:
     one, examples = outcome.blind.of_list(outcome.guesses), len(outcome.right)
     if claim.unit == "example":
         hits = Share(sum(outcome.right), examples)
-        return [_comparison(claim, f"{outcome.what} of an example", one, hits, outcome.chance)]
+        return [_comparison(claim, f"{outcome.what} of an example", one, hits, outcome.chance, outcome.client)]
     several = min(1.0, -(-examples // outcome.clients) * one)
     luck = 1 - (1 - outcome.chance) ** examples
     some, every = Share(int(any(outcome.right)), 1), Share(int(all(outcome.right)), 1)
     words = f"{outcome.what} of any example of a client"
     return [
-        _comparison(claim, words, several, some, luck, times=outcome.clients),
-        _comparison(claim, f"{outcome.what} of every example of a client", one, every, 0.0),
+        _comparison(claim, words, several, some, luck, outcome.client, times=outcome.clients),
+        _comparison(claim, f"{outcome.what} of every example of a client", one, every, 0.0, outcome.client),
     ]
 
 
 def _comparison(
-    claim: PrivacyClaim, success: str, kappa: float, measured: Share, chance: float, *, times: int = 1
+    claim: PrivacyClaim,
+    success: str,
+    kappa: float,
+    measured: Share,
+    chance: float,
+    client: int | None,
+    *,
+    times: int = 1,
 ) -> Comparison:
-    allowed, rests_on = rero_claim(claim, kappa)
+    # An update holds nothing of whoever was not drawn for it: every trial is a unit that was.
+    allowed, bound = rero_claim(claim, kappa, drawn=True)
+    rests_on = f"the {bound}" if bound == "privacy profile" else bound
+    if amplified(claim):
+        rests_on += f" without amplification: the scored {claim.unit}s were drawn"
     return Comparison(
         claim=f"ε ≤ {rounded_up(claim.epsilon)} at δ = {claim.delta:g} per {claim.unit} ({claim.adjacency})",
         success=success,
         kappa=kappa,
         allowed=min(1.0, times * allowed),
-        rests_on=f"the {rests_on}" if rests_on == "privacy profile" else rests_on,
+        rests_on=rests_on,
         measured=measured,
-        advantage_allowed=min(1.0, times * urero_claim(claim, kappa)),
+        advantage_allowed=min(1.0, times * urero_claim(claim, kappa, drawn=True)),
         chance=chance,
+        trials=() if client is None else ((client, measured.right, measured.of),),
     )
 
 
@@ -154,7 +195,12 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault((comparison.claim, comparison.success), []).append(comparison)
-    return tuple(_pool(group) for group in groups.values())
+    return together([_pool(group) for group in groups.values()])
+
+
+def together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """Comparisons that are read side by side, each of which knows of how many it is one."""
+    return tuple(dataclasses.replace(one, looks=len(comparisons)) for one in comparisons)
 
 
 def _pool(group: list[Comparison]) -> Comparison:
@@ -168,4 +214,5 @@ def _pool(group: list[Comparison]) -> Comparison:
         advantage_allowed=max(c.advantage_allowed for c in group),
         chance=chance,
         updates=sum(c.updates for c in group),
+        trials=tuple(trial for c in group for trial in c.trials),
     )

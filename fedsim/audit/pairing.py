@@ -57,6 +57,11 @@ def near_and_exact(
     return near, near & same
 
 
+def certain_pairs(stick: Yardstick, found: Tensor, truth: Tensor, pairs: list[tuple[int, int]]) -> set[int]:
+    """The items that are what a certificate must mean."""
+    return {i for i, o in pairs if bool(stick.certain(found[i : i + 1], truth[o : o + 1]))}
+
+
 def pair_metrics(
     stick: Yardstick, found: Tensor, truth: Tensor, pairs: list[tuple[int, int]]
 ) -> dict[int, dict[str, float]]:

@@ -21,8 +21,16 @@ from torch import Tensor
 from fedsim.attacks.observation import Knowledge, Reconstruction
 from fedsim.audit.baseline import Baseline, stranger
 from fedsim.audit.bounds import Kappa
-from fedsim.audit.comparison import Comparison, Outcome, compare
-from fedsim.audit.pairing import assign, label_mismatch, mean_metrics, metric_names, near_and_exact, pair_metrics
+from fedsim.audit.comparison import Comparison, Outcome, compare, together
+from fedsim.audit.pairing import (
+    assign,
+    certain_pairs,
+    label_mismatch,
+    mean_metrics,
+    metric_names,
+    near_and_exact,
+    pair_metrics,
+)
 from fedsim.audit.shares import Share
 from fedsim.audit.yardsticks import NEAR, Yardstick, yardstick
 from fedsim.errors import AttackError
@@ -67,7 +75,7 @@ class ReconstructionScore:
     exact: Share
     leaked: Share
     certified: Share | None
-    """Certified items that are right, of all certified ones; None: nothing was certified."""
+    """Certified items that are right as `certified_within` says, of all certified ones; None: no certificates."""
     metrics: Mapping[str, float]
     """Means over the originals."""
     label_accuracy: float | None
@@ -76,6 +84,8 @@ class ReconstructionScore:
     comparisons: tuple[Comparison, ...]
     cells: tuple[tuple[float, bool], ...] = ()
     """(confidence, right) of every cell, where the attack says how sure it is of each."""
+    certified_within: str = ""
+    """How close a certified item must be to be right, for people: far closer than η."""
 
     @property
     def reliability(self) -> tuple[tuple[float, bool], ...]:
@@ -139,11 +149,13 @@ def score(
     prior_labels: Tensor | None = None,
     eta: float = NEAR,
     clients: int = 1,
+    client: int | None = None,
 ) -> ReconstructionScore:
     """Score a reconstruction against the originals (b, *input_shape) with their labels.
 
     `prior` are public rows, from which a stranger would guess; without them there is no baseline and no comparison
-    with a claim. `clients`: how many clients' examples the originals are, under secure aggregation.
+    with a claim. `clients`: how many clients' examples the originals are, under secure aggregation; `client`: whose
+    they are, so that several updates of one client are not taken for independent trials.
     """
     _check(reconstruction, originals, knowledge)
     public = None if prior is None or not len(prior) else prior[:MOST_PRIOR_ROWS]
@@ -159,7 +171,8 @@ def score(
         public_labels = None if prior_labels is None else prior_labels[: len(public)]
         baseline, guessed = stranger(stick, truth, granted, stick.prepare(public), public_labels, found, eta)
     items = _items(reconstruction, labels, assignment, metrics, near, same, guessed)
-    sure = [item for item in items if item.certified]
+    certain = certain_pairs(stick, found, truth, pairs)
+    sure = [place in certain for place, item in enumerate(items) if item.certified]
     return ReconstructionScore(
         attack=reconstruction.attack,
         kind=knowledge.kind,
@@ -172,34 +185,37 @@ def score(
         right=Share(sum(item.right for item in items), len(truth)),
         exact=Share(sum(item.exact for item in items), len(truth)),
         leaked=Share(sum(item.leaked for item in items), len(truth)),
-        certified=Share(sum(item.right for item in sure), len(sure)) if reconstruction.certified is not None else None,
+        certified=Share(sum(sure), len(sure)) if reconstruction.certified is not None else None,
         metrics=mean_metrics([metrics[item] for item, _ in pairs], len(truth), metric_names(stick, truth)),
         label_accuracy=_label_accuracy(reconstruction, labels, knowledge.classes),
         baseline=baseline,
-        comparisons=_compare(claims, items, len(truth), baseline, clients),
+        comparisons=_compare(claims, items, len(truth), baseline, clients, client),
         cells=_cell_reliability(stick, reconstruction, found, truth, assignment),
+        certified_within=stick.certain_within,
     )
 
 
 def _compare(
-    claims: Sequence[PrivacyClaim], items: Sequence[ItemScore], originals: int, baseline: Baseline | None, clients: int
+    claims: Sequence[PrivacyClaim],
+    items: Sequence[ItemScore],
+    originals: int,
+    baseline: Baseline | None,
+    clients: int,
+    client: int | None,
 ) -> tuple[Comparison, ...]:
     """Beside each claim: what is right, and what is exact."""
     if baseline is None:
         return ()
-    right, exact = ({item.original for item in items if getattr(item, name)} for name in ("right", "exact"))
-    guesses = max(1, len(items))
-    outcomes = (
-        Outcome("a likeness", _each(right, originals), guesses, baseline.blind, baseline.chance, clients),
-        Outcome(
-            "an exact copy", _each(exact, originals), guesses, baseline.blind_exact, baseline.chance_exact, clients
-        ),
+    kinds = (
+        ("a likeness", "right", baseline.blind, baseline.chance),
+        ("an exact copy", "exact", baseline.blind_exact, baseline.chance_exact),
     )
-    return tuple(comparison for outcome in outcomes for comparison in compare(claims, outcome))
-
-
-def _each(hit: set[int], originals: int) -> tuple[bool, ...]:
-    return tuple(original in hit for original in range(originals))
+    found: list[Comparison] = []
+    for what, name, blind, chance in kinds:
+        hit = {item.original for item in items if getattr(item, name)}
+        each = tuple(original in hit for original in range(originals))
+        found += compare(claims, Outcome(what, each, max(1, len(items)), blind, chance, clients, client))
+    return together(found)
 
 
 def _check(reconstruction: Reconstruction, originals: Tensor, knowledge: Knowledge) -> None:

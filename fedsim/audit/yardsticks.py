@@ -25,6 +25,8 @@ NEAR = 0.1
 """The default η: pictures of at least 20 dB; at most one cell, or one token, of ten wrong."""
 TOLERANCE = 0.319
 """Standard deviations within which a number of a table counts as right (TabLeak, Vero et al. 2023)."""
+CERTAIN = 0.05
+"""Standard deviations within which a number of a table must be, if the attack has certified its row."""
 HALF_LEVEL = 1 / 510
 """Half a grey level of 256: a picture with every pixel within it is the same picture once it is saved."""
 _SAME = 1e-3  # standard deviations within which a number without countable decimals is the same
@@ -50,6 +52,10 @@ class Yardstick:
     """(N, ...) -> (...): the best single guess from a prior's rows"""
     same: tuple[Distance, float]
     """A distance, and within which of it lies at least whatever is exact: for counting over many rows."""
+    certain: Distance
+    """As `exact`: true where an item is what a certificate must mean."""
+    certain_within: str
+    """What that says, for people."""
     doubled: Distance | None = None
     """As `kappa` takes it."""
     cells: Distance | None = None
@@ -89,6 +95,8 @@ def _picture_yardstick(prepare: Callable[[Tensor], Tensor]) -> Yardstick:
         metrics=_picture_metrics,
         guess=lambda rows: rows.mean(0),
         same=(_rms, HALF_LEVEL),  # no pixel off by more, hence not the root of the mean square
+        certain=_same_picture,
+        certain_within="every pixel within half a grey level of 256",
     )
 
 
@@ -156,6 +164,7 @@ def _cell_yardstick(
         return torch.where(near == twice, rows.mode(0).values, rows.median(0).values)
 
     what = "tokens" if text else "cells"
+    sure = torch.where(near == twice, near, torch.maximum(same, torch.tensor(CERTAIN, dtype=torch.float64)))
     return Yardstick(
         within=f"at most {{eta:.0%}} of the {what} wrong",
         prepare=prepare,
@@ -164,6 +173,8 @@ def _cell_yardstick(
         metrics=metrics,
         guess=guess,
         same=(partial(_wrong, same), 0.0),
+        certain=lambda a, b: _wrong(sure, a, b) == 0,
+        certain_within="every token equal" if text else f"categories equal, numbers within {CERTAIN} std",
         doubled=None if text else partial(_wrong, twice),
         cells=partial(_right, near),
     )

@@ -50,7 +50,7 @@ def reliability(name: str, series: Mapping[str, Sure]) -> Drawing | None:
     if not lines:
         return None
     rows = tuple(
-        (f"{what}, {100 * sure:.0f}% sure", sure, share.share, *share.interval, share.of)
+        (f"{what}, confidence {sure:.2f}", sure, share.share, *share.interval, share.of)
         for what, bins in lines.items()
         for sure, share in bins
     )

@@ -22,6 +22,8 @@ from fedsim.report.attack_files import AttackedUpdate, AttackFiles
 from fedsim.report.blocks import Pair, Pairs, Part, Picture, Pictures
 
 MOST_ITEMS = 24
+CALIBRATED = frozenset({"tabular"})
+"""Attacks whose confidence is meant as a probability; that of the others is a score that only orders their items."""
 SMALLEST_SIDE = 96  # pixels of a picture on the page
 Decode = Callable[[Tensor], list[str]]
 
@@ -37,6 +39,8 @@ class Item:
     cells: Tensor | None
     certified: bool
     score: ItemScore | None
+    calibrated: bool = False
+    """Whether the confidence is a probability."""
 
 
 def items_of(files: AttackFiles) -> list[Item]:
@@ -65,6 +69,7 @@ def _found(files: AttackFiles, update: AttackedUpdate) -> list[Item]:
                 cells=cells[place] if cells is not None else None,
                 certified=bool(certified[place]) if certified is not None else False,
                 score=one,
+                calibrated=(files.document.attack if score is None else score.attack) in CALIBRATED,
             )
         )
     return items
@@ -116,8 +121,8 @@ def _caption(item: Item) -> str:
     parts = [item.update.name[0].upper() + item.update.name[1:]]
     if item.found is None:
         return f"{parts[0]}: not found"
-    if item.confidence is not None:
-        parts.append(f"{100 * item.confidence:.0f}% sure")
+    if item.confidence is not None and not item.certified:  # a certified item wears a badge, which says more
+        parts.append(f"{100 * item.confidence:.0f}% sure" if item.calibrated else f"score {item.confidence:.2f}")
     if item.score is not None:
         parts += _metrics(item.score)
     return ", ".join(parts)
@@ -190,7 +195,9 @@ def _row(item: Item, files: AttackFiles, decode: Decode) -> Pair:
         return Pair(original, None, _caption(item))
     texts = decode(item.found)
     notes = (
-        [f"{100 * value:.0f}%" for value in sure] if sure is not None and len(sure) == len(texts) else [""] * len(texts)
+        [f"{100 * value:.0f}%" if item.calibrated else f"{value:.2f}" for value in sure]
+        if sure is not None and len(sure) == len(texts)
+        else [""] * len(texts)
     )
     found = tuple(Part(text, bool(bad), note) for text, bad, note in zip(texts, wrong, notes, strict=True))
     return Pair(original, found, _caption(item), item.certified)

@@ -29,6 +29,7 @@ DEEDS = {
     "gradient-matching": "searches for inputs whose gradient is the one that was observed",
     "tabular": "reconstructs rows of a table, exactly where it can, else by many starts that are matched and pooled",
     "text": "reads tokens off the embedding's gradient, and their order off the attention's",
+    "fedavg": "simulates the client's local training on guessed inputs, and differentiates through it",
     "imprint": "reads what weights that were made to leak have collected",
     "auto": "tries what is exact first, then what fits the kind of data, and keeps the best by what the server can see",
 }
@@ -104,7 +105,9 @@ def did_it_work(files: AttackFiles) -> tuple[Tone, str]:
     certified = [score.certified for score in scores if score.certified is not None]
     if certified:
         sure = sum(certified[1:], certified[0])
-        text += "" if not sure.of else f" {sure.of:,} came with a certificate, and {sure.right:,} of those are right."
+        within = scores[0].certified_within or scores[0].within
+        proved = f" {sure.of:,} came with a certificate, and {sure.right:,} of those are right ({within})."
+        text += proved if sure.of else ""
     if failed:
         text += f" {words.count(len(failed), 'update')} could not be attacked."
     return ("warning" if leaked.right else "note"), text

@@ -2,7 +2,9 @@
 """Crafted weights and what is read from their updates, on real images."""
 
 import math
-from functools import cache
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -18,8 +20,10 @@ from fedsim.attacks.observation import Knowledge, Observation, Reconstruction
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import AttackError
 from fedsim.models import build_model
+from fedsim.privacy import prune, quantise
 from fedsim.scenario import (
     CnnModel,
+    DefenceSection,
     EmbeddedData,
     FishingServer,
     ImprintAttack,
@@ -28,6 +32,8 @@ from fedsim.scenario import (
     LogisticModel,
     MlpModel,
     PerClientServer,
+    Prune,
+    Quantise,
     Section,
     TrapServer,
 )
@@ -221,6 +227,72 @@ def test_fishing_isolates_one_example_or_says_that_it_did_not() -> None:
             if result.labels is not None:
                 assert int(result.labels[0]) == int(y[psnr(result.inputs, x).argmax()])
     assert caught >= 4
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_compression_made_of_a_fished_example_is_not_certified(known: bool) -> None:
+    """Rounding and pruning can leave a first layer's gradient of rank one that is no example's, told of or not."""
+    data = load_dataset(EmbeddedData(source="digits"), 0)
+    section = FishingServer(kind="fishing")
+    compression: list[tuple[Any, Callable[[Tensor], Tensor]]] = [
+        *((Quantise(kind="quantise", bits=bits), partial(quantise, bits=bits)) for bits in (1, 8)),
+        *((Prune(kind="prune", keep=keep), partial(prune, keep=keep)) for keep in (0.02, 0.1)),
+    ]
+    clean = 0
+    for seed in range(6):
+        model = fishing_model(data, section, seed)
+        x, y = batch(data, 16, seed)
+        seen, granted = observed(model, x, y), knowledge(data, section)
+        plain = imprint(seen, granted, SETTINGS)
+        assert certificates_hold(plain, x)
+        clean += int(certified(plain))
+        for kind, change in compression:
+            row = change(torch.cat([entry.flatten() for entry in seen.update.values()])[None])[0]
+            parts = row.split([entry.numel() for entry in seen.update.values()])
+            pairs = zip(seen.update.items(), parts, strict=True)
+            sent = replace(seen, update={name: part.view_as(entry) for (name, entry), part in pairs})
+            told = replace(granted, defence=DefenceSection(compression=kind)) if known else granted
+            result = imprint(sent, told, SETTINGS)
+            assert certificates_hold(result, x)
+            assert not (known and certified(result))
+            assert result.confidence[0] < 0.5 or recovered(result, x, 20) == 1
+    assert clean >= 2
+
+
+def test_a_fished_example_is_certified_within_the_value_range_and_without_noise_only() -> None:
+    data = load_dataset(EmbeddedData(source="digits"), 0)
+    section = FishingServer(kind="fishing")
+    noisy = DefenceSection.model_validate({"client_dp": {"clipping_norm": 1.0, "noise_multiplier": 1e-9}})
+    granted = knowledge(data, section)
+    for seed in range(6):
+        x, y = batch(data, 16, seed)
+        seen = observed(fishing_model(data, section, seed), x, y)
+        if certified(imprint(seen, granted, SETTINGS)):
+            narrow = replace(granted, value_range=(torch.tensor(0.0), torch.tensor(0.9)))
+            assert not certified(imprint(seen, narrow, SETTINGS))
+            columns = (data.x_train.amin(dim=0), data.x_train.amax(dim=0))  # some pixels are always black
+            assert bool((columns[0] == columns[1]).any())
+            assert certified(imprint(seen, replace(granted, value_range=columns), SETTINGS))
+            assert not certified(imprint(seen, replace(granted, defence=noisy, client_noise=1e-9), SETTINGS))
+            return
+    pytest.fail("no example was fished")
+
+
+def certified(result: Reconstruction) -> bool:
+    assert result.certified is not None
+    return bool(result.certified.any())
+
+
+def fishing_model(data: Dataset, section: FishingServer, seed: int) -> nn.Module:
+    """A network that has learnt a little, with a head that fishes."""
+    model = build_model(MlpModel(name="mlp", hidden=(60, 60)), data.input_shape, data.classes, seed, kind=data.kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.x_test), data.y_test).backward()
+        optimizer.step()
+    model.load_state_dict(craft_fishing(model, weights_of(model), data.x_test, data.y_test, section, batch_size=16))
+    return model
 
 
 def test_a_sum_of_clients_falls_apart_into_blocks() -> None:

@@ -297,6 +297,31 @@ def test_a_claim_that_spells_out_its_mechanism_allows_less() -> None:
     assert bounds.urero_claim(_claim(), 0.1) <= allowed
 
 
+def test_amplification_says_nothing_of_whom_was_drawn() -> None:
+    """One of m orthogonal records at rate 0.01: those that were drawn are found far more often than the claim's ε."""
+    m, sigma, trials = 200, 0.3, 2000
+    mechanism = Mechanism("gaussian", sigma, "add/remove", "poisson", 0.01)
+    made = _claim(noise_multiplier=sigma, sample_rate=0.01, compositions=1, epsilon=epsilon(mechanism, 1, 1e-5))
+    rng = np.random.default_rng(0)
+    truth = rng.integers(m, size=trials)
+    success = float(((np.eye(m)[truth] + sigma * rng.standard_normal((trials, m))).argmax(1) == truth).mean())
+    assert bounds.rero_claim(made, 1 / m)[0] < 0.02 < 0.6 < success
+    allowed, _ = bounds.rero_claim(made, 1 / m, drawn=True)
+    assert success <= allowed == pytest.approx(bounds.rero_gaussian(1 / sigma, 1 / m))
+    assert success - 1 / m <= bounds.urero_claim(made, 1 / m, drawn=True)
+
+
+def test_without_amplification_the_epsilon_is_that_of_rate_one() -> None:
+    full = bounds.without_amplification(_claim())
+    assert full.epsilon == epsilon(Mechanism("gaussian", 1.0, "add/remove"), 100, 1e-5)
+    assert full.epsilon > 10 * _claim().epsilon
+    laplace = bounds.without_amplification(_claim(mechanism="laplace noise", compositions=1, epsilon=0.1))
+    assert laplace.epsilon == pytest.approx(1.0, abs=1e-3)
+    assert bounds.rero_claim(_claim(mechanism="another noise"), 0.1, drawn=True)[0] == 1  # not the claim's own ε
+    alone = _claim(sampling="none", sample_rate=1.0, epsilon=200.0)
+    assert bounds.without_amplification(alone) is alone
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -17,7 +17,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge, Reconstruction
-from fedsim.audit.bounds import kappa_uniform
+from fedsim.audit.bounds import kappa_uniform, rero_gaussian
 from fedsim.audit.comparison import Comparison, Outcome, compare, pooled
 from fedsim.audit.perceptual import HIGHEST_PSNR, gradient_distance, mean_squared_error, psnr, ssim
 from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, score
@@ -150,6 +150,40 @@ def test_the_order_of_the_items_does_not_matter(digits: tuple[Tensor, Tensor], s
     assert [one.assignment[place] for place in order.tolist()] == list(other.assignment)
 
 
+def test_granted_labels_make_guessing_easier(digits: tuple[Tensor, Tensor]) -> None:
+    """Every class is one picture: who knows the label knows the picture, and no claim is broken by saying so."""
+    x, _ = digits
+    labels = torch.arange(10)
+    public, public_labels = x[labels.repeat(50)], labels.repeat(50)
+    known = replace(IMAGES, labels=labels[:1])
+    arguments: Any = (found(x[:1]), x[:1], labels[:1])
+    blind = score(*arguments, IMAGES, prior=public, prior_labels=public_labels, claims=[claim()])
+    told = score(*arguments, known, prior=public, prior_labels=public_labels, claims=[claim()])
+    assert blind.baseline is not None
+    assert told.baseline is not None
+    assert (blind.baseline.blind_exact.upper, blind.baseline.chance_exact) == (0.1, 0.1)
+    assert (told.baseline.blind.upper, told.baseline.blind_exact.upper) == (1, 1)
+    assert (told.baseline.chance, told.baseline.chance_exact) == (1, 1)
+    assert all(c.allowed == 1 and c.advantage == 0 for c in told.comparisons)
+    for nothing in ({}, {"prior_labels": public_labels + 1}):  # of public rows with this label nothing is known
+        base = score(*arguments, known, prior=public, **nothing).baseline
+        assert base is not None
+        assert base.blind_exact.upper == 1
+    half = replace(IMAGES, labels=labels[:2])  # different rows for label 0, none for label 1
+    base = score(found(x[:2]), x[:2], labels[:2], half, prior=x[100:150], prior_labels=torch.zeros(50).long()).baseline
+    assert base is not None
+    assert (base.blind_exact.lower, base.blind_exact.upper) == (0.02, 1)
+
+
+def test_a_certificate_means_more_than_likeness(digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    guess = torch.stack([x[0], x[1] + 0.05])  # 26 dB: right at η, but not what was certified
+    result = score(found(guess, certified=torch.tensor([True, True])), x[:2], y[:2], IMAGES)
+    assert result.right == Share(2, 2)
+    assert result.certified == Share(1, 2)
+    assert "half a grey level" in result.certified_within
+
+
 def test_certificates_are_counted(digits: tuple[Tensor, Tensor]) -> None:
     x, y = digits
     guess = torch.cat([x[:3], x[500:501]])
@@ -244,6 +278,23 @@ def test_the_confidence_of_cells_is_kept_beside_the_truth(table: tuple[Tensor, T
     assert [value for value, _ in result.cells] == pytest.approx(sure.flatten().tolist())
 
 
+def test_certified_rows_and_texts(table: tuple[Tensor, Tensor, Knowledge]) -> None:
+    x, y, knowledge = table
+    guess = x[:3].clone()
+    guess[0, 0] += 0.04
+    guess[1, 1] += 0.06
+    guess[2, 3:] = guess[2, 3:].flip(0)
+    sure = torch.ones(3, dtype=torch.bool)
+    rows = score(found(guess, certified=sure), x[:3], y[:3], knowledge, eta=0.5)
+    assert (rows.right, rows.certified) == (Share(3, 3), Share(1, 3))
+    assert "0.05 std" in rows.certified_within
+    tokens = torch.arange(60).reshape(3, 20)
+    other = tokens.clone()
+    other[0, 3] = 59
+    texts = score(found(other, certified=sure), tokens, tokens, Knowledge("text", (20,), 60))
+    assert (texts.right, texts.certified) == (Share(3, 3), Share(2, 3))
+
+
 def test_rows_without_an_encoding_are_numbers(table: tuple[Tensor, Tensor, Knowledge]) -> None:
     x, y, knowledge = table
     result = score(found(x[:3] + 0.1), x[:3], y[:3], replace(knowledge, encoding=None), prior=x[100:])
@@ -336,8 +387,9 @@ def bound(kappa: float) -> float:
     return (math.e * kappa + 1e-6) / (1 - kappa + math.e * kappa)
 
 
-def comparison(right: int, of: int, allowed: float, updates: int = 1) -> Comparison:
-    return Comparison("c", "s", 0.01, allowed, "(ε, δ)", Share(right, of), 0.1, 0.0, updates)
+def comparison(right: int, of: int, allowed: float, client: int | None = None) -> Comparison:
+    trials = () if client is None else ((client, right, of),)
+    return Comparison("c", "s", 0.01, allowed, "(ε, δ)", Share(right, of), 0.1, 0.0, 1, trials)
 
 
 def test_examples_of_one_update_are_not_independent() -> None:
@@ -346,10 +398,64 @@ def test_examples_of_one_update_are_not_independent() -> None:
     assert (lucky.verdict, lucky.p_value) == ("inconclusive", 0.2)
     assert comparison(8, 8, 0.01).verdict == "violated"
     assert comparison(0, 8, 0.0).p_value == 1
-    (many,) = pooled([comparison(1, 1, 0.2)] * 4)
+    (many,) = pooled([comparison(1, 1, 0.2, client) for client in range(4)])
     assert (many.measured, many.updates) == (Share(4, 4), 4)
     assert many.p_value == pytest.approx(0.2**4)
     assert many.verdict == "violated"
+
+
+def test_updates_of_one_client_are_not_independent() -> None:
+    for client in (3, None):  # whose updates they are may not be known either
+        (same,) = pooled([comparison(1, 1, 0.2, client)] * 5)
+        assert (same.measured, same.updates) == (Share(5, 5), 5)
+        assert (same.verdict, same.p_value) == ("inconclusive", 0.2)
+        assert "attack more updates of other clients" in same.sentence()
+    # Each client is one trial, which wins at least half with probability 2 · 0.1.
+    (several,) = pooled([comparison(1, 1, 0.1, client) for client in range(4) for _ in range(5)])
+    assert several.p_value == pytest.approx(2 * 0.2**4)
+    (mostly_lost,) = pooled([comparison(3, 10, 0.01, client) for client in range(4)])
+    assert mostly_lost.p_value == pytest.approx(2 * 0.01 / 0.3)
+
+
+def test_who_guesses_blindly_is_rarely_accused() -> None:
+    """Five records, five updates of each of three clients, and the same guess for a client every time."""
+    rng, accused = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        truth, guess = torch.randint(5, (2, 3), generator=rng).tolist()
+        outcomes = [
+            Outcome("a copy", (truth[client] == guess[client],), 1, kappa_uniform(5), 0.2, 1, client)
+            for client in (0, 1, 2) * 5
+        ]
+        (one,) = pooled([c for o in outcomes for c in compare([claim(epsilon=0.01)], o)])
+        accused += one.verdict == "violated"
+    assert accused <= 0.05 * 400
+
+
+def test_the_client_reaches_the_comparison(digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    result = score(found(x[:2]), x[:2], y[:2], IMAGES, prior=x[1000:], claims=[claim()], client=7)
+    assert all(c.trials == ((7, c.measured.right, c.measured.of),) for c in result.comparisons)
+    assert ReconstructionScore.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_many_comparisons_share_the_five_percent(digits: tuple[Tensor, Tensor]) -> None:
+    alone = comparison(8, 8, 0.03)
+    assert alone.verdict == "violated"
+    together = pooled([alone, replace(alone, success="another")])
+    assert [(c.looks, c.verdict) for c in together] == [(2, "inconclusive")] * 2
+    x, y = digits
+    scored = score(found(x[:2]), x[:2], y[:2], IMAGES, prior=x[1000:], claims=[claim(), claim("client")])
+    assert {c.looks for c in scored.comparisons} == {len(scored.comparisons)} == {6}
+
+
+def test_a_comparison_says_what_it_rests_on() -> None:
+    outcome = Outcome("a copy", (True,), 1, kappa_uniform(100), 0.01, 1)
+    sampled = claim(adjacency="add/remove", sampling="poisson", sample_rate=0.1, mechanism="gaussian noise")
+    for made, amplified in ((sampled, True), (claim(), False)):
+        (one,) = compare([made], outcome)
+        assert ("without amplification: the scored examples were drawn" in one.sentence()) == amplified
+        assert "drawn like the public rows" in one.sentence()
+    assert compare([sampled], outcome)[0].allowed == pytest.approx(rero_gaussian(1.0, 0.01))
 
 
 def test_luck_adds_up_over_the_examples_of_a_client() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def write_attack(
         certified = result.certified
         tensors["certified"] = None if certified is None else certified.to(torch.uint8)
         found |= {f"{key}/{part}": tensor.contiguous() for part, tensor in tensors.items() if tensor is not None}
-        measured = score(result, inputs, labels, knowledge, claims=claims, prior=prior) if truth else None
+        scored = score(result, inputs, labels, knowledge, claims=claims, prior=prior, client=place)
+        measured = scored if truth else None
         if measured is not None:
             originals[f"{key}/inputs"], originals[f"{key}/labels"] = inputs.contiguous(), labels.contiguous()
             originals[f"{key}/assignment"] = torch.tensor(measured.assignment)
@@ -164,7 +166,8 @@ def play_all(run: Path) -> None:
     """Pictures beside the run's claims, rows, texts, and pictures without a truth."""
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"class_names": list(VOCABULARY)}))
-    claims = read_run_files(run).claims
+    # Amplification says nothing of examples that were drawn; without it the claim has something to say.
+    claims = [replace(claim, sampling="none", sample_rate=1.0) for claim in read_run_files(run).claims]
     x, _ = digits()
     rows, _, knowledge = table()
     write_attack(run, 1, picture_cases(), pictures(), prior=x[1000:], claims=claims)

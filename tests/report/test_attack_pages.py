@@ -13,7 +13,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -26,8 +26,9 @@ from fedsim.errors import RunError
 from fedsim.report import read_run_files, write_report
 from fedsim.report.attack_figures import binned
 from fedsim.report.attack_items import MOST_ITEMS, SMALLEST_SIDE, items_of, png_link, shown
-from fedsim.report.attack_pages import attack_pages
+from fedsim.report.attack_pages import DEEDS, attack_pages
 from fedsim.report.blocks import Pairs, Paragraph, Pictures, Section, Table
+from fedsim.scenario.attack import AttackSection
 
 Make = Callable[..., Path]
 
@@ -80,7 +81,7 @@ def test_the_answer_is_honest(sections: tuple[Section, ...]) -> None:
     pictures, rows, texts, deployed = (str(answer) for answer in answers)
     assert re.search(r"In part\. 1[0-5] of 16 pictures were reconstructed", pictures)
     assert "a stranger's best guess (the mean of 797 public rows) reaches 11." in pictures
-    assert re.search(r"(\d+) came with a certificate, and \1 of those are right", pictures)
+    assert re.search(r"(\d+) came with a certificate, and \1 of those are right \(every pixel within half", pictures)
     assert re.search(r"In part\. \d of 12 rows", rows)
     assert "2 of 4 texts" in texts
     assert "no public rows to guess from" in texts
@@ -175,6 +176,25 @@ def test_the_surest_come_first_and_both_ends_are_shown(attacked: Path, tmp_path:
     assert all(item.found is None for item in items[-12:])  # not found at all
 
 
+def test_only_a_probability_is_called_sure(sections: tuple[Section, ...]) -> None:
+    pictures, rows, texts = block(sections[0], Pictures).items, block(sections[1], Pairs), block(sections[2], Pairs)
+    assert all(re.search(r"\d+% sure", pair.caption) for pair in rows.items)
+    found = [item for item in pictures if item.found is not None]
+    assert {item.certified for item in found} == {True, False}
+    for item in found:
+        assert "sure" not in item.caption
+        assert ("score" in item.caption) != item.certified  # a certificate says more than a score
+    assert "score 0.99" in texts.items[0].caption
+    assert not [pair for pair in texts.items if "sure" in pair.caption]
+
+
+def test_every_attack_has_a_deed() -> None:
+    (union,) = {part for part in get_args(AttackSection) if get_args(part)} or {AttackSection}
+    names = {get_args(part.model_fields["name"].annotation)[0] for part in get_args(union)}
+    assert "fedavg" in names
+    assert names == set(DEEDS)
+
+
 def test_labels_alone(attacked: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(attacked, run)
@@ -219,7 +239,7 @@ def test_claim_and_success_side_by_side(page: str, sections: tuple[Section, ...]
     assert isinstance(measured, float)
     assert allowed < 0.2 < measured
     assert verdict == "inconclusive"  # two updates, and examples of one succeed and fail together
-    assert "attack more updates" in page
+    assert "attack more updates of other clients" in page
     assert not [drawing for section in sections[1:] for drawing in section.drawings if "bound" in drawing.name]
 
 
