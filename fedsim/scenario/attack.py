@@ -151,7 +151,7 @@ class FedAvgAttack(_Attack):
 
 
 class AutomaticAttack(_Attack):
-    """The ladder: whatever is exact first, then what fits the kind of data, the best by matching loss."""
+    """The ladder: whatever is exact first, then what fits the data; most certified, then the best matching loss."""
 
     name: Literal["auto"] = "auto"
     """Chooses by what the server sees, never by the truth."""
