@@ -175,6 +175,7 @@ def _attack_one(
             prior=dataset.x_test,
             prior_labels=dataset.y_test,
             clients=observation.clients,
+            client=observation.client,
         )
         truth[f"{key}/inputs"], truth[f"{key}/labels"] = originals.contiguous(), labels.contiguous()
         truth[f"{key}/assignment"] = torch.tensor(measured.assignment, dtype=torch.int64)
