@@ -366,3 +366,17 @@ def test_bad_input_is_one_sentence(case: str, word: str) -> None:
 def test_text_is_refused() -> None:
     with pytest.raises(AttackError, match="text"):
         closed_form(broken("tanh batch"), Knowledge("text", (8,), 10), SETTINGS)
+
+
+def test_linear_regression_of_one_example_is_a_division() -> None:
+    """With a squared loss dL/dW = r x' and dL/db = r too: the formula does not ask which loss it was."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(5, 1), torch.randn(1, 5)
+    gradient = torch.autograd.grad((model(x) - 2.0).square().mean(), list(model.parameters()))
+    update = dict(zip(("weight", "bias"), gradient, strict=True))
+    observation = Observation(model, update, "gradient", LocalWork(kind="fedsgd", batch_size=1), examples=1)
+    knowledge = Knowledge(kind="table", input_shape=(5,), classes=1)
+    found = closed_form(observation, knowledge, ClosedFormAttack(name="closed-form"))
+    torch.testing.assert_close(found.inputs, x)
+    assert found.certified is not None
+    assert not found.certified.any()  # the loss that we know is another one, so the gradient cannot be checked
