@@ -81,7 +81,9 @@ def test_nothing_is_known_that_is_not_granted(tmp_path: Path) -> None:
     assert (knowledge.labels, knowledge.value_range, knowledge.mean, knowledge.std) == (None, None, None, None)
     assert knowledge.client_noise == 0.0
     assert knowledge.defence.client_dp is None
+    assert set(first.config) == {"server-round"}
     told = run.scenario.model_copy(update={"adversary": Scenario().adversary})
+    first = next(observations(run.transcript, told, place.model))
     assert knowledge_of(told, place.dataset, first).client_noise == 2.0
 
 
