@@ -187,11 +187,11 @@ def _without_bias(observation: Observation, knowledge: Knowledge, weight: Tensor
 
 
 def _bounds(knowledge: Knowledge, size: int) -> tuple[Tensor, Tensor]:
-    if knowledge.value_range is None:
+    if knowledge.bounds is None:
         one = torch.ones(size, dtype=torch.float64)
         return -one, one
-    low, high = (bound.double().broadcast_to(knowledge.input_shape).flatten() for bound in knowledge.value_range)
-    return low, high
+    low, high = knowledge.bounds
+    return low.flatten(), high.flatten()
 
 
 def _one_loss(observation: Observation, knowledge: Knowledge, flat: Tensor, labels: Tensor | None) -> float:
@@ -269,10 +269,9 @@ def _logistic(observation: Observation, knowledge: Knowledge, front: Layer, seed
         )
         return _nothing(weight.shape[1], note)
     counted = count_labels(observation, knowledge, size)
-    first = torch.repeat_interleave(torch.arange(len(counted.counts)), counted.counts)
     others = label_hypotheses(counted.estimate, counted.error + 1e-3, size, _HYPOTHESES)
     layer = observation.weights[front.weight].double(), observation.weights[front.bias or ""].double()
-    solved = solve_softmax_batch(layer, (weight, bias), [first, *others], seed=seed)
+    solved = solve_softmax_batch(layer, (weight, bias), [counted.labels, *others], seed=seed)
     if solved is None:
         return _nothing(weight.shape[1], "no batch that explains the gradient was found")
     inputs, labels = solved.inputs, solved.labels

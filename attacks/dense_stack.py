@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacks.network import Layer, leaf_layers
+from fedsim.models import evaluating
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
 _SHAPING = (nn.Flatten, nn.Identity, nn.Dropout)
@@ -113,9 +114,7 @@ def value_and_slope(function: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
 def _same_function(stack: DenseStack, model: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Whether the layers really are applied one after another: a module may do more than call them."""
     probe = torch.linspace(-1, 1, 3 * input_shape[0]).reshape(3, -1)
-    training = model.training
-    with torch.no_grad():
-        expected = model.eval()(probe)
-    model.train(training)
+    with evaluating(model):
+        expected = model(probe)
     found = stack.forward(probe.double())[2]
     return found.shape == expected.shape and torch.allclose(found.float(), expected, rtol=1e-3, atol=1e-4)

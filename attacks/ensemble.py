@@ -12,7 +12,6 @@ Agreement is not probability: members agree on what is easy and on what is commo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fedsim.attacks.matching import Target, cosine, squared
+from fedsim.attacks.relaxation import project, table_relaxation
 from fedsim.data.table import NumericColumn, TableEncoding
 from fedsim.randomness import stream
 
@@ -94,7 +94,7 @@ def _optimise(problem: Problem, starts: int, iterations: int, seed: int, deadlin
     rows, width = len(problem.labels), len(problem.present)
     z = torch.from_numpy(rng.uniform(-1, 1, (starts, rows, width))).float().requires_grad_()
     optimiser = torch.optim.Adam([z], lr=0.06)
-    relax = _relaxation(problem)
+    relax = table_relaxation(problem.encoding, problem.present, problem.bounds)
     for step in range(iterations):
         done = step / iterations
         optimiser.param_groups[0]["lr"] = 0.06 * (1 - 0.9 * done)
@@ -106,37 +106,6 @@ def _optimise(problem: Problem, starts: int, iterations: int, seed: int, deadlin
         if deadline is not None and time.monotonic() > deadline:
             break
     return relax(z).detach()
-
-
-def _relaxation(problem: Problem) -> Callable[[Tensor], Tensor]:
-    """From z to rows: softmax over the present places of a categorical column, a sigmoid between a number's bounds."""
-    columns = list(zip(problem.encoding.columns, problem.encoding.slices().values(), strict=True))
-    numeric = torch.zeros(len(problem.present), dtype=torch.bool)
-    group = torch.zeros(len(problem.present), dtype=torch.int64)
-    for index, (column, where) in enumerate(columns):
-        numeric[where] = isinstance(column, NumericColumn)
-        group[where] = index
-    hidden = torch.zeros(len(problem.present)).masked_fill(~problem.present & ~numeric, -1e4)
-    low, high = problem.bounds or (torch.zeros(()), torch.zeros(()))
-
-    def relax(z: Tensor) -> Tensor:
-        # |z| stays small under signed steps, so no maximum needs to be subtracted before exp
-        power = (z.clamp(-30, 30) + hidden).exp()
-        sums = power.new_zeros(*z.shape[:-1], len(columns)).index_add(-1, group, power)
-        number = z if problem.bounds is None else low + (high - low) * torch.sigmoid(z)
-        number = torch.where(problem.present, number, torch.zeros(()))
-        return torch.where(numeric, number, power / sums[..., group])
-
-    return relax
-
-
-def project(x: Tensor, encoding: TableEncoding) -> Tensor:
-    """The nearest valid rows: one-hot where a column is categorical."""
-    x = x.clone()
-    for column, where in zip(encoding.columns, encoding.slices().values(), strict=True):
-        if not isinstance(column, NumericColumn):
-            x[..., where] = F.one_hot(x[..., where].argmax(-1), column.width).to(x.dtype)
-    return x
 
 
 # --- matching and pooling -------------------------------------------------------------------------------------------

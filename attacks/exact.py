@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.exact_layer import LayerBatch, invert_layer
 from fedsim.attacks.matching import matching_loss
-from fedsim.attacks.network import Layer, dense_front, head, layer_after, leaf_layers
+from fedsim.attacks.network import Layer, dense_front, head, layer_after, layer_inputs, leaf_layers
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
 from fedsim.errors import AttackError
 from fedsim.scenario.attack import ExactAttack
@@ -88,17 +88,8 @@ def _labels(observation: Observation, last: Layer | None, inputs: Tensor) -> Ten
     """
     if last is None or len(inputs) == 0:
         return None
-    seen: list[Tensor] = []
-    handle = last.module.register_forward_hook(lambda _module, given, _out: seen.append(given[0].detach().double()))
-    training = observation.model.training
-    try:
-        observation.model.eval()
-        with torch.no_grad():
-            observation.model(inputs)
-    finally:
-        observation.model.train(training)
-        handle.remove()
-    features, target = seen[0], observation.gradient[last.weight].double()
+    features = layer_inputs(observation.model, last.module, inputs).double()
+    target = observation.gradient[last.weight].double()
     if last.bias is not None:
         features = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], 1)
         target = torch.cat([target, observation.gradient[last.bias].double()[:, None]], 1)
@@ -108,9 +99,9 @@ def _labels(observation: Observation, last: Layer | None, inputs: Tensor) -> Ten
 
 def _in_range(inputs: Tensor, knowledge: Knowledge) -> tuple[Tensor, bool]:
     """Inputs of unknown scale, enlarged until they touch the highest or lowest value that is possible."""
-    if knowledge.value_range is None or len(inputs) == 0:
+    if knowledge.bounds is None or len(inputs) == 0:
         return inputs, False
-    low, high = (bound.double().expand(knowledge.input_shape).reshape(-1) for bound in knowledge.value_range)
+    low, high = (bound.flatten() for bound in knowledge.bounds)
     used = torch.maximum(
         (inputs / high.clamp_min(1e-12)).amax(1), (inputs / low.clamp_max(-1e-12)).where(low < 0, 0.0).amax(1)
     )

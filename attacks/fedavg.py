@@ -1,53 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reconstruction from a FedAvg update, whatever the order of the client's batches was.
+"""Reconstruction from FedAvg updates, whatever the order of the client's batches was.
 
-Dimitrov, Balunović, Konstantinov, Vechev, "Data Leakage in Federated Averaging" (TMLR 2022), equation 5:
-
-    argmin over x̃ of  d(Θ̃(x̃), Θ) + α · 1/E² Σ_{e1,e2} R(g(x̃_e1), g(x̃_e2)) + further priors
-
-Θ̃ is the update that the client's local work gives on guessed inputs, which are free in every epoch; the prior pulls the
-epochs towards the same set of examples without saying in which order they come. The settings contain the baselines of
-the paper: no prior, one set of inputs for all epochs, one step for an epoch, one gradient for everything.
+Dimitrov, Balunović, Konstantinov, Vechev, "Data Leakage in Federated Averaging" (TMLR 2022): simulate the client's
+local work on guessed inputs, which are free in every epoch, differentiate through it, and tie the epochs together by a
+prior that does not see the order. What is exact comes first: a dense first layer gives the inputs, a later one the
+features that entered it, and neither depends on the order. The settings contain the baselines of the paper: no prior,
+one set of inputs for all epochs, one step for an epoch, one gradient for everything.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
-from fedsim.attacks.epochs import epoch_prior, pool_epochs
+from fedsim.attacks.epochs import pool_epochs
+from fedsim.attacks.fedavg_problem import Problem, Target, reconstruct, unexplained
+from fedsim.attacks.guess import first_guess
 from fedsim.attacks.labels import count_labels
+from fedsim.attacks.matching import target_of
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
-from fedsim.attacks.simulation import Simulator, Step
+from fedsim.attacks.relaxation import Relaxation, relaxed_images, relaxed_rows, relaxed_windows
+from fedsim.attacks.simulation import Simulator
 from fedsim.attacks.surrogate import surrogate_guess
+from fedsim.attacks.units import units_of
 from fedsim.errors import AttackError
 from fedsim.randomness import stream
-from fedsim.scenario import ExactAttack, FedAvgAttack
+from fedsim.scenario import ExactAttack, FedAvgAttack, GradientMatchingAttack
 from fedsim.training import LocalWork
+from fedsim.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
-    """What K replicas have to reproduce: K starts on one update, K clients with one each, or K with their sum."""
+class Case:
+    """One client (or one sum of clients): its rounds, and where the search for its examples begins."""
 
-    simulator: Simulator
-    updates: Tensor
-    """(K, P); (1, P) for the mean of K clients."""
+    rounds: Sequence[Observation]
+    knowledge: Knowledge
     labels: Tensor
-    """(K, n): the labels of the guessed examples, in an order that is arbitrary and the same in each epoch."""
-    epochs: int
-    batch: int
+    """(n,), in an arbitrary order."""
+    near: Tensor | None = None
+    """(n, *input_shape): inputs from features that determine them."""
+    notes: tuple[str, ...] = ()
 
     @property
-    def examples(self) -> int:
-        """The number n of examples that a client has."""
-        return self.labels.shape[1]
+    def group(self) -> tuple[object, ...]:
+        """Cases of one group are replicas of one computation."""
+        first = self.rounds[0]
+        sent = tuple(_fingerprint(each) for each in self.rounds)
+        return (*sent, first.clients > 1 and id(self), len(self.labels), first.work, first.kind, self.near is None)
+
+
+def _fingerprint(observation: Observation) -> bytes:
+    """The same for clients that were sent the same weights."""
+    found = hashlib.sha256()
+    for weight in observation.weights.values():
+        found.update(weight.contiguous().numpy().tobytes())
+    return found.digest()
 
 
 def fedavg(observation: Observation, knowledge: Knowledge, settings: FedAvgAttack, *, seed: int = 0) -> Reconstruction:
@@ -59,40 +73,30 @@ def fedavg_rounds(
     observations: Sequence[Observation], knowledge: Knowledge, settings: FedAvgAttack, *, seed: int = 0
 ) -> Reconstruction:
     """The same from several rounds of one client: its examples are the same, so a round is only more epochs."""
-    for observation in observations:
-        check_observation(observation, knowledge)
-    if settings.exact_first and (found := _exactly(observations[0], knowledge, seed)) is not None:
-        return found
-    labels = _labels(observations[0], knowledge)
-    order = torch.from_numpy(stream(seed, "attack-label-order").permutation(len(labels)))
-    targets = [_target(each, knowledge, settings, labels[order]) for each in observations]
-    inputs, losses = reconstruct(targets, knowledge, settings, seed=seed)
-    return _reconstruction(targets, inputs, losses, knowledge, settings)
+    return fedavg_clients([(observations, knowledge)], settings, seed=seed)[0]
 
 
-def _reconstruction(
-    targets: Sequence[Target], inputs: Tensor, losses: Tensor, knowledge: Knowledge, settings: FedAvgAttack
-) -> Reconstruction:
-    summed = len(targets[0].updates) < len(inputs)
-    chosen = list(range(len(inputs))) if summed else [int(losses.argmin())]
-    pooled = [pool_epochs(inputs[k].flatten(2), targets[0].labels[k]) for k in chosen]
-    labels = torch.cat([targets[0].labels[k] for k in chosen])
-    spread = torch.cat([apart for _, apart in pooled])
-    low, high = value_bounds(knowledge)
-    loss = float(losses.min())
-    return Reconstruction(
-        attack="fedavg",
-        inputs=torch.cat([items for items, _ in pooled]).view(-1, *knowledge.input_shape),
-        labels=labels,
-        loss=loss,
-        confidence=torch.exp(-((10 * spread / float((high - low).mean())) ** 2)) * math.exp(-10 * loss),
-        label_counts=torch.bincount(labels, minlength=knowledge.classes),
-        notes=(
-            f"simulated {targets[0].epochs} epochs in batches of {targets[0].batch} ({settings.simulation}, inputs"
-            f" {settings.inputs}), from {len(targets)} rounds; the confidence is how well the epochs agree, not a"
-            " probability",
-        ),
-    )
+def fedavg_clients(
+    clients: Sequence[tuple[Sequence[Observation], Knowledge]], settings: FedAvgAttack, *, seed: int = 0
+) -> list[Reconstruction]:
+    """Many clients at once: those that hold equally many examples are replicas of one computation."""
+    found: dict[int, Reconstruction] = {}
+    cases: dict[int, Case] = {}
+    for number, (rounds, knowledge) in enumerate(clients):
+        for observation in rounds:
+            check_observation(observation, knowledge)
+        exactly = _exactly(rounds[0], knowledge, seed) if settings.exact_first else None
+        if exactly is not None:
+            found[number] = exactly
+        else:
+            cases[number] = _case(rounds, knowledge, settings, seed)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, case in cases.items():
+        groups.setdefault(case.group, []).append(number)
+    for numbers in groups.values():
+        together = [cases[number] for number in numbers]
+        found.update(zip(numbers, _simulate(together, settings, seed), strict=True))
+    return [found[number] for number in range(len(clients))]
 
 
 def _exactly(observation: Observation, knowledge: Knowledge, seed: int) -> Reconstruction | None:
@@ -107,151 +111,194 @@ def _exactly(observation: Observation, knowledge: Knowledge, seed: int) -> Recon
     return found if certified and len(found.inputs) == observation.examples else None
 
 
+# --- what is known before the search --------------------------------------------------------------------------------
+
+
+def _case(rounds: Sequence[Observation], knowledge: Knowledge, settings: FedAvgAttack, seed: int) -> Case:
+    """The local work, found by trial where it is not known; the labels; and features where a layer gives them."""
+    works = _possible_works(rounds[0], settings)
+    notes: tuple[str, ...] = ()
+    if len(works) > 1:
+        tried = {
+            work: _misfit([replace(each, work=work) for each in rounds], knowledge, settings, seed) for work in works
+        }
+        works = [min(tried, key=tried.__getitem__)]
+        each = ", ".join(f"{w.epochs} of {w.batch_size or 'all'}: {loss:.2g}" for w, loss in tried.items())
+        notes = (f"epochs and batch size by what a brief search leaves unexplained: {each}",)
+    rounds = [replace(each, work=works[0]) for each in rounds]
+    labels = _labels(rounds[0], knowledge)
+    case = Case(rounds, knowledge, labels[_label_order(len(labels), seed)], notes=notes)
+    return _with_features(case, seed) if settings.features else case
+
+
+def _possible_works(observation: Observation, settings: FedAvgAttack) -> list[LocalWork]:
+    """What the client may have done: what it was asked to do, or what is to be searched."""
+    work = observation.work
+    epochs = settings.epochs or (work.epochs,)
+    sizes = settings.batch_sizes or (work.batch_size,)
+    return [replace(work, epochs=e, batch_size=b) for e, b in itertools.product(epochs, sizes)]
+
+
+def _misfit(rounds: Sequence[Observation], knowledge: Knowledge, settings: FedAvgAttack, seed: int) -> float:
+    """What a brief search with one set of inputs leaves of the update, if the client had worked like this."""
+    brief = settings.model_copy(
+        update={"iterations": max(1, settings.iterations // 4), "inputs": "shared", "distance": "whole", "restarts": 1}
+    )
+    labels = _labels(rounds[0], knowledge)
+    return _simulate([Case(rounds, knowledge, labels)], brief, seed)[0].loss
+
+
 def _labels(observation: Observation, knowledge: Knowledge) -> Tensor:
+    if knowledge.kind == "text":
+        if observation.examples is None:
+            raise AttackError(f"client {observation.client} does not say how many texts it has; use attack text")
+        return torch.zeros(observation.examples, dtype=torch.int64)
     if knowledge.labels is not None:
         return knowledge.labels
-    counts = count_labels(observation, knowledge).counts
-    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return count_labels(observation, knowledge).labels
 
 
-def _target(observation: Observation, knowledge: Knowledge, settings: FedAvgAttack, labels: Tensor) -> Target:
-    """The update with the local work that is simulated, which for the baselines is less than what the client did."""
-    if knowledge.kind == "text":
-        raise AttackError("attack fedavg: tokens are not continuous; use attack text for a transformer")
-    work, clients = observation.work, observation.clients
-    n = len(labels) // clients
-    replicas = clients if clients > 1 else settings.restarts
-    divided = labels[: n * clients].view(clients, n) if clients > 1 else labels.expand(replicas, -1)
+def _label_order(count: int, seed: int) -> Tensor:
+    return torch.from_numpy(stream(seed, "attack-label-order").permutation(count))
+
+
+def _with_features(case: Case, seed: int) -> Case:
+    """Images from what entered the first linear layer, if its update can be taken apart into examples."""
+    first, knowledge = case.rounds[0], case.knowledge
+    several = first.clients > 1 or (first.kind == "update" and first.work.optimizer != "sgd")
+    if knowledge.kind != "image" or several:
+        return case
+    granted = replace(knowledge, labels=case.labels)
+    matching = GradientMatchingAttack(name="gradient-matching")
+    units = units_of(knowledge)
+    try:
+        guess = first_guess(
+            first, granted, matching, target_of(first, knowledge, first.gradient), units, seed=seed, deadline=math.inf
+        )
+    except AttackError:
+        return case
+    if not guess.near or guess.labels is None:
+        return case
+    return replace(
+        case, labels=guess.labels, near=units.decode(guess.inputs).float(), notes=(*case.notes, *guess.notes)
+    )
+
+
+# --- the search -----------------------------------------------------------------------------------------------------
+
+
+def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int) -> list[Reconstruction]:
+    """Simulate the local work of clients of one group, and answer for each with what explains its update best."""
+    weights = settings.prior_weight if isinstance(settings.prior_weight, tuple) else (settings.prior_weight,)
+    summed = cases[0].rounds[0].clients
+    variants = [w for w in weights for _ in range(settings.restarts)] if summed == 1 else list(weights[:1]) * summed
+    targets = [
+        _target([case.rounds[number] for case in cases], cases, settings, len(variants))
+        for number in range(len(cases[0].rounds))
+    ]
+    relaxation = _relaxation(cases, settings)
+    problem = Problem(targets, relaxation, settings, torch.tensor(variants * len(cases)))
+    near = torch.stack([case.near for case in cases if case.near is not None]) if cases[0].near is not None else None
+    start = _first_guess(problem, near, seed)
+    rate = settings.learning_rate * (0.1 if near is not None else 1.0)
+    inputs, losses = reconstruct(problem, start, rate=rate)
+    pooled = [pool_epochs(each.flatten(2), labels) for each, labels in zip(inputs, targets[0].labels, strict=True)]
+    examples = torch.stack([items for items, _ in pooled]).view(len(inputs), -1, *inputs.shape[3:])
+    left = losses if targets[0].summed else unexplained(problem, examples, seed=seed)
+    spread = torch.stack([apart for _, apart in pooled])
+    answers = []
+    for number, case in enumerate(cases):
+        rows = torch.arange(number * len(variants), (number + 1) * len(variants))
+        chosen = rows if targets[0].summed else rows[left[rows].argmin()][None]
+        answers.append(_answer(problem, case, examples[chosen].flatten(0, 1), spread[chosen].flatten(), chosen, left))
+    return answers
+
+
+def _target(observations: Sequence[Observation], cases: Sequence[Case], settings: FedAvgAttack, copies: int) -> Target:
+    """The updates of one round with the local work that is simulated, which the baselines take for less than it was."""
+    first = observations[0]
+    work, clients = first.work, first.clients
+    n = len(cases[0].labels) // clients
+    labels = torch.cat([case.labels[: n * clients].view(clients, n) for case in cases])
     batch = work.batch(n)
     in_epoch = math.ceil(n / batch)
     epochs = work.epochs if work.steps is None else math.ceil(work.steps / in_epoch)
     rate = work.learning_rate
-    if observation.kind == "gradient":
+    if first.kind == "gradient":
         work, epochs, batch, rate = LocalWork(kind="fedavg"), 1, n, 1.0
     elif settings.simulation == "epochs":
         batch, rate = n, rate * in_epoch
     elif settings.simulation == "gradient":
         batch, rate, epochs = n, rate * in_epoch * epochs, 1
     simulated = replace(work, kind="fedavg", learning_rate=rate, epochs=epochs, steps=None, batch_size=batch)
-    sign = -1.0 if observation.kind == "gradient" else 1.0
-    update = torch.cat([sign * observation.update[name].flatten() for name in observation.weights])
-    updates = update.expand(1 if clients > 1 else replicas, -1)
-    return Target(Simulator(observation.model, simulated), updates, divided, epochs, batch)
+    sign = -1.0 if first.kind == "gradient" else 1.0
+    updates = torch.stack(
+        [torch.cat([sign * each.update[name].flatten() for name in each.weights]) for each in observations]
+    )
+    if clients == 1:
+        updates, labels = updates.repeat_interleave(copies, dim=0), labels.repeat_interleave(copies, dim=0)
+    text = cases[0].knowledge.kind == "text"
+    return Target(Simulator(first.model, simulated, text=text), updates, labels, epochs, batch)
 
 
-def reconstruct(
-    targets: Sequence[Target], knowledge: Knowledge, settings: FedAvgAttack, *, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The inputs (K, E, n, ...) that were found for K replicas over all epochs, and their matching losses (K,)."""
-    bounds = value_bounds(knowledge)
-    guess = _first_guess(targets, bounds, settings, seed).requires_grad_()
-    optimiser = torch.optim.Adam([guess], lr=settings.learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.iterations, settings.learning_rate / 50)
-    best, best_loss = guess.detach().clone(), torch.full((len(guess),), math.inf)
-    until = math.inf if settings.seconds is None else time.monotonic() + settings.seconds
-    for _ in range(settings.iterations):
-        losses = _descend(targets, settings, guess)
-        better = losses < best_loss
-        best[better], best_loss[better] = guess.detach()[better], losses[better]
-        optimiser.step()
-        schedule.step()
-        with torch.no_grad():
-            guess.clamp_(*bounds)
-        if time.monotonic() > until:
-            break
-    return best, best_loss
+def _relaxation(cases: Sequence[Case], settings: FedAvgAttack) -> Relaxation:
+    """The space in which the examples of these clients are looked for."""
+    first, knowledge = cases[0].rounds[0], cases[0].knowledge
+    if knowledge.kind == "image":
+        return relaxed_images(knowledge, settings.start_spread)
+    entries = [each.update[name] for case in cases for each in case.rounds for name in list(each.weights)[:1]]
+    if knowledge.kind == "table":
+        whole = entries[0].dim() == 2 and entries[0].shape[1] == math.prod(knowledge.input_shape)
+        present = torch.stack(entries).ne(0).any(0).any(0) if whole else torch.ones(knowledge.input_shape).bool()
+        return relaxed_rows(knowledge, present)
+    if not isinstance(first.model, Transformer):
+        raise AttackError(f"attack fedavg reads text through the model transformer, not {type(first.model).__name__}")
+    rows = torch.stack([case.rounds[0].update["tokens.weight"] for case in cases]).ne(0).any(2).any(0)
+    return relaxed_windows(knowledge.input_shape[0], knowledge.classes, rows.nonzero().squeeze(1))
 
 
-def _first_guess(targets: Sequence[Target], bounds: tuple[Tensor, Tensor], settings: FedAvgAttack, seed: int) -> Tensor:
-    """Noise around the middle of the range, drawn nearer by the surrogate model if that is asked for."""
-    first, (low, high) = targets[0], bounds
-    copies = sum(target.epochs for target in targets) if settings.inputs == "free" else 1
+def _first_guess(problem: Problem, near: Tensor | None, seed: int) -> Tensor:
+    """(R, n, *shape): from features; else noise around the middle, drawn nearer by the surrogate model if asked for."""
+    first, relaxation, settings = problem.targets[0], problem.relaxation, problem.settings
     replicas = len(first.labels)
+    if near is not None:
+        return relaxation.feasible(near).repeat_interleave(replicas // len(near), dim=0)
     generator = torch.Generator().manual_seed(int(stream(seed, "attack-start").integers(2**63)))
-    noise = torch.randn(replicas, 1, first.examples, *low.shape, generator=generator)
-    guess = ((low + high) / 2 + settings.start_spread * (high - low) * noise).clamp(low, high)
-    if settings.surrogate and len(first.updates) == replicas:
-        rate = settings.learning_rate
-        found = surrogate_guess(
-            first.simulator, first.updates, first.labels, guess[:, 0], bounds, settings.surrogate, rate
+    # Every client and every weight of the prior has the same starts; the clients of a sum must not begin alike.
+    starts = replicas if first.summed else settings.restarts
+    noise = torch.randn(starts, first.examples, *relaxation.middle.shape, generator=generator)
+    noise = noise.repeat(replicas // starts, *(1 for _ in noise.shape[1:]))
+    guess = relaxation.feasible(relaxation.middle + relaxation.spread * noise)
+    if settings.surrogate and not first.summed:
+        return surrogate_guess(
+            first.simulator, first.updates, first.labels, guess, relaxation, settings.surrogate, settings.learning_rate
         )
-        guess = found[:, None]
-    return guess.expand(-1, copies, *guess.shape[2:]).clone()
+    return guess
 
 
-def _descend(targets: Sequence[Target], settings: FedAvgAttack, guess: Tensor) -> Tensor:
-    """Set the gradient of the whole objective on the guess; the mean matching losses of the replicas."""
-    total = torch.zeros(len(guess))
-    guess.grad = torch.zeros_like(guess)
-    first = 0
-    for target in targets:
-        losses: list[Tensor] = []
-
-        def distance(update: Tensor, target: Target = target, losses: list[Tensor] = losses) -> Tensor:
-            losses.append(_distance(update, target, settings) / len(targets))
-            return losses[-1].sum()
-
-        epochs = slice(first, first + target.epochs) if settings.inputs == "free" else slice(0, 1)
-        steps = _steps(target, guess.detach()[:, epochs])
-        _, slopes = target.simulator.slope(steps, distance, last=settings.unroll, segment=settings.segment)
-        _scatter(target, slopes, guess.grad[:, epochs])
-        total += losses[-1].detach()
-        first += target.epochs
-    prior = _priors(settings, guess)
-    if prior.requires_grad:
-        guess.grad += torch.autograd.grad(prior, guess)[0]
-    if settings.optimizer == "signed":
-        guess.grad.sign_()
-    return total
-
-
-def _distance(update: Tensor, target: Target, settings: FedAvgAttack) -> Tensor:
-    """How far the simulated updates (K, P) are from those that were received, by replica; of a sum, of their mean."""
-    if len(target.updates) < len(update):
-        update = update.mean(dim=0, keepdim=True)
-    if settings.distance == "cosine":
-        return 1 - cosine_similarity(update, target.updates, dim=1)
-    sizes = [update.shape[1]] if settings.distance == "whole" else [s.numel() for s in target.simulator.shapes]
-    pairs = zip(update.split(sizes, dim=1), target.updates.split(sizes, dim=1), strict=True)
-    relative = [(a - b).square().sum(dim=1) / b.square().sum(dim=1).clamp_min(1e-20) for a, b in pairs]
-    return torch.stack(relative).mean(dim=0)
-
-
-def _steps(target: Target, guess: Tensor) -> list[Step]:
-    """The batches of all epochs, each of `batch` examples, the last of an epoch perhaps incomplete."""
-    steps = []
-    for epoch in range(target.epochs):
-        inputs = guess[:, min(epoch, guess.shape[1] - 1)]
-        for first in range(0, target.examples, target.batch):
-            x, y = inputs[:, first : first + target.batch], target.labels[:, first : first + target.batch]
-            steps.append(Step(x, y, torch.full(y.shape, 1 / y.shape[1])))
-    return steps
-
-
-def _scatter(target: Target, slopes: Sequence[Tensor], gradient: Tensor) -> None:
-    """Add the gradients of all steps' inputs in the places that the inputs came from."""
-    batches = math.ceil(target.examples / target.batch)
-    for t, slope in enumerate(slopes):
-        epoch, first = t // batches, (t % batches) * target.batch
-        gradient[:, min(epoch, gradient.shape[1] - 1), first : first + target.batch] += slope
-
-
-def _priors(settings: FedAvgAttack, guess: Tensor) -> Tensor:
-    total = torch.zeros(())
-    if settings.prior_weight and guess.shape[1] > 1:
-        flat = guess.flatten(3)
-        total = total + settings.prior_weight * epoch_prior(flat, settings.prior, settings.prior_distance).sum()
-    if settings.total_variation and guess.dim() == 6:
-        every = (1, 2, 3, 4, 5)
-        variation = guess.diff(dim=-1).abs().mean(dim=every) + guess.diff(dim=-2).abs().mean(dim=every)
-        total = total + settings.total_variation * variation.sum()
-    return total
-
-
-def value_bounds(knowledge: Knowledge) -> tuple[Tensor, Tensor]:
-    """The range of each input; three standard deviations of standardised data where it is not known."""
-    shape = knowledge.input_shape
-    if knowledge.value_range is None:
-        return torch.full(shape, -3.0), torch.full(shape, 3.0)
-    low, high = knowledge.value_range
-    return low.expand(shape), high.expand(shape)
+def _answer(
+    problem: Problem, case: Case, examples: Tensor, spread: Tensor, chosen: Tensor, left: Tensor
+) -> Reconstruction:
+    """The pooled examples; the confidence is how well the epochs agree, and how much of the update they explain."""
+    target, settings, knowledge = problem.targets[0], problem.settings, case.knowledge
+    settled = problem.relaxation.settle(examples)
+    labels = target.labels[chosen].flatten()
+    if knowledge.kind == "text":
+        settled, labels = settled[:, :-1], settled[:, 1:]
+    scale = float((problem.relaxation.spread / settings.start_spread).mean()) if knowledge.kind == "image" else 1.0
+    loss = float(left[chosen].mean())
+    weight = float(problem.prior_weights[chosen[0]])
+    note = (
+        f"simulated {target.epochs} epochs in batches of {target.batch} ({settings.simulation}, inputs"
+        f" {settings.inputs}, prior weight {weight:g}), from {len(case.rounds)} rounds; the confidence is how well the"
+        " epochs agree, not a probability"
+    )
+    return Reconstruction(
+        attack="fedavg",
+        inputs=settled if knowledge.kind == "text" else settled.view(-1, *knowledge.input_shape),
+        labels=labels,
+        loss=loss,
+        confidence=torch.exp(-((10 * spread / scale) ** 2)) * math.exp(-min(10 * loss, 50.0)),
+        label_counts=torch.bincount(labels.flatten(), minlength=knowledge.classes),
+        notes=(*case.notes, note),
+    )

@@ -16,11 +16,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedsim.attacks.matching import client_gradient, loss_gradient, private_copy
-from fedsim.attacks.network import Layer, head, leaf_layers
-from fedsim.attacks.observation import Knowledge, Observation
+from fedsim.attacks.network import head, layer_inputs, leaf_layers
 from fedsim.errors import AttackError
 from fedsim.randomness import stream
 from fedsim.scenario import FishingServer
@@ -54,7 +51,7 @@ def craft_fishing(
     last = head(leaf_layers(model, tuple(public.shape[1:])))
     if last is None or last.bias is None:
         raise AttackError("the last layer is not a dense layer with a bias, so there is no head to fish with")
-    features = features_of(model, weights, last.module, public).double()
+    features = layer_inputs(model, last.module, public, weights).flatten(1).double()
     classes = weights[last.bias].shape[0]
     wanted = range(classes) if section.target is None else [section.target]
     fitted = [_detector(features, labels == c, c, section.gain, batch_size) for c in wanted if _usable(labels == c)]
@@ -104,57 +101,3 @@ def _isolated(scores: Tensor, own: Tensor, batches: Tensor, threshold: float, ga
     top = weight.amax(dim=1)
     rest = weight.sum(dim=1) - top + _FLOOR * batches.shape[1] ** 0.5
     return float((top > 100 * rest).double().mean())
-
-
-def features_of(model: nn.Module, weights: Mapping[str, Tensor], last: nn.Module, inputs: Tensor) -> Tensor:
-    """What the last layer reads, for each input."""
-    seen: list[Tensor] = []
-    handle = last.register_forward_pre_hook(lambda _module, given: seen.append(given[0].detach()))
-    training = model.training
-    try:
-        model.eval()
-        with torch.no_grad():
-            functional_call(model, dict(weights), (inputs,))
-    finally:
-        model.train(training)
-        handle.remove()
-    return seen[0].flatten(1)
-
-
-# --- what was caught ------------------------------------------------------------------------------------------------
-
-
-def unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -> float:
-    """How far the example's own gradient is from the observed one: max over tensors of |s·own - seen| / |seen|.
-
-    The factor s > 0 is one for all tensors, and the label is the best. A wrong x that makes the first layer's gradient
-    of rank one, as rounding or pruning can, does not also have this dL/dz. The head is left out: the gradients of all
-    examples that are not of the wanted class are in it. NaN for an update of several local steps.
-    """
-    observed = client_gradient(observation)
-    if observed is None:
-        return math.nan
-    model = private_copy(observation.model, torch.float64)
-    kept = [name not in (last.weight, last.bias) for name in observed]
-    seen = [each.double() for each, keep in zip(observed.values(), kept, strict=True) if keep]
-    losses = []
-    for label in range(classes):
-        found = loss_gradient(model, value.double(), torch.tensor([label]))
-        own = [each for each, keep in zip(found, kept, strict=True) if keep]
-        dots = sum(float((mine * theirs).sum()) for mine, theirs in zip(own, seen, strict=True))
-        if dots <= 0:
-            continue
-        factor = dots / max(sum(float(mine.square().sum()) for mine in own), 1e-300)
-        pairs = [(float((factor * a - b).norm()), float(b.norm())) for a, b in zip(own, seen, strict=True)]
-        losses.append(max(left / size if size else left and math.inf for left, size in pairs))
-    return min(losses, default=math.inf)
-
-
-def outside_range(knowledge: Knowledge, x: Tensor) -> float:
-    """By how much of the value range a flat input leaves it, at most; 0 where no range is known."""
-    if knowledge.value_range is None:
-        return 0.0
-    low, high = (bound.double().expand(knowledge.input_shape).flatten() for bound in knowledge.value_range)
-    span = high - low
-    span = torch.where(span > 0, span, span.max().clamp_min(1e-300))  # a value that never varies is rounded, too
-    return max(0.0, float((torch.maximum(low - x, x - high) / span).max()))

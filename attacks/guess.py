@@ -80,8 +80,7 @@ def _labels(observation: Observation, knowledge: Knowledge) -> tuple[Tensor | No
     try:
         from fedsim.attacks.labels import count_labels
 
-        counts = count_labels(observation, knowledge, count).counts
-        return torch.repeat_interleave(torch.arange(len(counts)), counts), count, notes
+        return count_labels(observation, knowledge, count).labels, count, notes
     except AttackError:
         return None, count, (*notes, "labels cannot be counted on this model: they are optimised with the inputs")
 

@@ -16,18 +16,14 @@ from torch import Tensor, nn
 
 from fedsim.attacks.cells import Backward, Cells, find_cells, noise_of
 from fedsim.attacks.crafting import Front, find_front
-from fedsim.attacks.fishing import outside_range, unlike
-from fedsim.attacks.last_layer import noise_deviation
-from fedsim.attacks.matching import client_gradient, loss_gradient, private_copy
-from fedsim.attacks.network import dense_front, head, leaf_layers
+from fedsim.attacks.fished import fished
+from fedsim.attacks.matching import client_gradient, matching_loss, private_copy
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
 from fedsim.errors import AttackError
-from fedsim.scenario import GradientMatchingAttack, ImprintAttack
+from fedsim.scenario import ImprintAttack
 
 _FORWARD = 2e-6  # a float32 client's d = dL/dz differs from ours in float64 by at least so much of the usual |d|
 _SURE = 6.0  # standard deviations that noise does not reach
-_REPRODUCED = 1e-3  # what the rest of the batch and float32 leave between a fished example's gradient and the observed
-_IN_RANGE = 1e-3  # how far, as a share of the value range, a fished example may leave it
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +49,7 @@ def imprint(
         raise AttackError("imprint reads images and tables, and this is text; use attack text")
     kind = getattr(knowledge.active, "kind", None)
     if kind == "fishing":
-        return _fished(observation, knowledge, settings, seed)
+        return fished(observation, knowledge, settings, seed)
     front = find_front(observation.model, knowledge.input_shape)
     cells = find_cells(
         observation.weights[front.weight], observation.weights[front.bias], hat=front.activation == "hardtanh"
@@ -141,8 +137,8 @@ def _candidates(
     inputs = state.inputs[which] / state.deltas[which, None]
     error = state.error[which] / state.deltas[which].abs()
     good = cells.holds(which, inputs, _SURE * error + 1e-5) | moving
-    if knowledge.value_range is not None:
-        low, high = (bound.double().expand(knowledge.input_shape).flatten() for bound in knowledge.value_range)
+    if knowledge.bounds is not None:
+        low, high = (bound.flatten() for bound in knowledge.bounds)
         room = (_SURE * error + (0.1 if moving else 1e-3))[:, None]
         good &= ((inputs >= low - room) & (inputs <= high + room)).all(dim=1)
     return which[good], inputs[good], error[good]
@@ -258,58 +254,6 @@ def _clusters(inputs: Tensor, error: Tensor, tolerance: float) -> list[Tensor]:
     return clusters
 
 
-# --- fishing --------------------------------------------------------------------------------------------------------
-
-
-def _fished(observation: Observation, knowledge: Knowledge, settings: ImprintAttack, seed: int) -> Reconstruction:
-    """The gradient of one example: x by least squares of dW = d xᵀ on db = d, or by gradient matching for batch 1."""
-    layers = leaf_layers(observation.model, knowledge.input_shape)
-    front, last = dense_front(layers), head(layers)
-    if last is None:
-        raise AttackError("the last layer is not dense, so it cannot have been made to fish; use another attack")
-    # The row of the wanted class is zero, all others are steep.
-    label = observation.weights[last.weight].norm(dim=1).argmin().view(1)
-    if front is None or front.bias is None or front.name == last.name:
-        return _fished_by_matching(observation, knowledge, settings, label, seed)
-    gradient = observation.gradient
-    matrix, deltas = gradient[front.weight].double(), gradient[front.bias].double()
-    x = matrix.T @ deltas / deltas.square().sum().clamp_min(1e-300)
-    impure = float((matrix - deltas[:, None] * x).square().sum() / matrix.square().sum().clamp_min(1e-300)) ** 0.5
-    if not deltas.any():  # all of it is pruned or rounded away, and nothing is not an example
-        impure = 1.0
-    value = x.float().view(1, *knowledge.input_shape)
-    apart, outside = unlike(observation, last, value, knowledge.classes), outside_range(knowledge, x)
-    clear = knowledge.defence.compression is None and noise_deviation(observation, knowledge) == 0
-    own = Backward(private_copy(observation.model, torch.float64), front.weight, knowledge.input_shape)
-    wanted = bool((own.at_rows(x[None], label)[0] * deltas).sum() > 0)
-    kind = "of the wanted class" if wanted else "not of the wanted class, and of which other one is not seen"
-    return Reconstruction(
-        "imprint",
-        value,
-        label if wanted else None,
-        _loss(observation, value, label) if wanted else math.nan,
-        confidence=torch.tensor([max(0.0, 1 - 10 * max(impure, outside, 0.0 if math.isnan(apart) else apart))]),
-        certified=torch.tensor([clear and impure < 1e-4 and outside < _IN_RANGE and apart < _REPRODUCED]),
-        notes=(
-            f"the first layer's gradient is of rank one up to {impure:.1e}, and the example's own gradient is the"
-            f" observed one up to {apart:.1e}; the example is {kind}",
-        ),
-    )
-
-
-def _fished_by_matching(
-    observation: Observation, knowledge: Knowledge, settings: ImprintAttack, label: Tensor, seed: int
-) -> Reconstruction:
-    from fedsim.attacks.gradient_matching import gradient_matching
-
-    # The caught example is one of the batch's mean, so its gradient's length is unknown: the cosine does not mind.
-    single = replace(observation, examples=1, work=replace(observation.work, batch_size=1))
-    granted = replace(knowledge, labels=label)
-    matching = GradientMatchingAttack(name="gradient-matching", seconds=settings.seconds)
-    result = gradient_matching(single, granted, matching, seed=seed)
-    return replace(result, attack="imprint", notes=("one example was fished, then matched", *result.notes))
-
-
 # --- the result -----------------------------------------------------------------------------------------------------
 
 
@@ -324,7 +268,7 @@ def _reconstruction(
         labels = torch.tensor([item.label for item in items])
     loss = math.nan
     if labels is not None and observation.client is not None:
-        loss = _loss(observation, inputs, labels)
+        loss = matching_loss(observation, inputs, labels, share=len(inputs) / (observation.batch_size or len(inputs)))
     return Reconstruction(
         "imprint",
         inputs,
@@ -334,16 +278,3 @@ def _reconstruction(
         certified=torch.tensor([item.certified for item in items], dtype=torch.bool),
         notes=notes,
     )
-
-
-def _loss(observation: Observation, inputs: Tensor, labels: Tensor) -> float:
-    """The matching loss of what was found, as a part of the batch."""
-    observed = client_gradient(observation)
-    if observed is None:
-        return math.nan
-    model = private_copy(observation.model, torch.float64)
-    share = len(inputs) / (observation.batch_size or len(inputs))
-    found = loss_gradient(model, inputs.double(), labels)
-    pairs = list(zip(found, observed.values(), strict=True))
-    apart = sum(float((share * mine - theirs.double()).square().sum()) for mine, theirs in pairs)
-    return apart / max(sum(float(theirs.double().square().sum()) for _, theirs in pairs), 1e-30)

@@ -52,6 +52,11 @@ class LabelCounts:
     """The counts follow from the gradient, or each is many standard errors from any other number."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def labels(self) -> Tensor:
+        """(n,) int64: the labels themselves, in ascending order."""
+        return torch.repeat_interleave(torch.arange(len(self.counts)), self.counts)
+
 
 def labels(observation: Observation, knowledge: Knowledge, settings: LabelsAttack, *, seed: int = 0) -> Reconstruction:
     """The labels of the batch, without its inputs."""

@@ -23,6 +23,7 @@ from fedsim.attacks.matching import private_copy
 from fedsim.attacks.network import Layer
 from fedsim.attacks.observation import Knowledge, Observation
 from fedsim.errors import AttackError
+from fedsim.models import evaluating
 
 _RANK = 1e-7  # of a Cholesky factor: the smallest entry of the diagonal over the largest, below which it is singular
 _REFINEMENTS = 8
@@ -55,19 +56,16 @@ def invert_layers(observation: Observation, knowledge: Knowledge, layers: tuple[
 def _shapes(model: nn.Module, knowledge: Knowledge, layers: tuple[Layer, ...]) -> list[tuple[torch.Size, torch.Size]]:
     """The shapes of what goes into each layer and comes out, after a check that the layers are a plain chain."""
     shapes: list[tuple[torch.Size, torch.Size]] = []
-    training = model.training
     values = torch.linspace(0, 1, math.prod(knowledge.input_shape)).reshape(1, *knowledge.input_shape)
     try:
-        with torch.no_grad():
-            expected = model.eval()(values)
+        with evaluating(model):
+            expected = model(values)
             for layer in layers:
                 inputs = values.flatten(1) if isinstance(layer.module, nn.Linear) else values
                 values = layer.module(inputs)
                 shapes.append((inputs.shape[1:], values.shape[1:]))
     except RuntimeError:
         values = torch.empty(0)
-    finally:
-        model.train(training)
     if values.shape != expected.shape or not torch.allclose(values, expected, atol=1e-5):
         raise AttackError(
             "the layers of this model are not a plain chain, so they cannot be inverted one by one; use"

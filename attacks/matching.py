@@ -62,9 +62,10 @@ def private_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return twin.requires_grad_(True)
 
 
-def matching_loss(observation: Observation, inputs: Tensor, labels: Tensor) -> float:
-    """||gradient at (inputs, labels) - observed gradient||² / ||observed gradient||², in float64.
+def matching_loss(observation: Observation, inputs: Tensor, labels: Tensor, *, share: float = 1.0) -> float:
+    """||share · gradient at (inputs, labels) - observed gradient||² / ||observed gradient||², in float64.
 
+    `share` is below 1 for inputs that are only a part of the batch, whose mean the client has sent.
     The model is used in the mode that it is in. NaN for an update of several local steps, and for no items.
     """
     observed = client_gradient(observation)
@@ -74,7 +75,7 @@ def matching_loss(observation: Observation, inputs: Tensor, labels: Tensor) -> f
     wide = inputs.double() if inputs.is_floating_point() else inputs
     found = dict(zip(observed, loss_gradient(model, wide, labels), strict=True))
     total = sum(float(gradient.double().square().sum()) for gradient in observed.values())
-    apart = sum(float((found[name] - gradient.double()).square().sum()) for name, gradient in observed.items())
+    apart = sum(float((share * found[name] - gradient.double()).square().sum()) for name, gradient in observed.items())
     return apart / max(total, _TINY)
 
 

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsim.models import evaluating
 
 _SHAPING = (nn.Flatten, nn.Identity, nn.Dropout, nn.Unflatten)
 
@@ -39,16 +43,27 @@ def leaf_layers(model: nn.Module, input_shape: tuple[int, ...], *, tokens: bool 
         for name, module in model.named_modules()
         if not any(module.children())
     ]
-    training = model.training
     try:
-        model.eval()  # running statistics stay as they are
-        with torch.no_grad():
+        with evaluating(model):
             model(torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else torch.float32))
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     return tuple(called)
+
+
+def layer_inputs(
+    model: nn.Module, layer: nn.Module, inputs: Tensor, weights: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """What enters a layer of the model for these inputs; with other weights than its own, where they are given."""
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
+    try:
+        with evaluating(model):
+            functional_call(model, dict(weights or {}), (inputs,))
+    finally:
+        handle.remove()
+    return seen[0]
 
 
 def head(layers: tuple[Layer, ...]) -> Layer | None:

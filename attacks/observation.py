@@ -95,6 +95,14 @@ class Knowledge:
     active: Section | None = None
     """How the server made the weights that it sent, if it made them to leak (`adversary.active` of the scenario)."""
 
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """The lowest and the highest value of every input, each of `input_shape`, in float64; None: not known."""
+        if self.value_range is None:
+            return None
+        low, high = (bound.double().expand(self.input_shape) for bound in self.value_range)
+        return low, high
+
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:

@@ -32,9 +32,9 @@ class Step:
     """The batch of one local step for K replicas."""
 
     inputs: Tensor
-    """(K, B, ...)"""
+    """(K, B, ...); of text (K, B, T+1, V), distributions over the tokens of a window and of the one after it"""
     labels: Tensor
-    """(K, B) or, for text, (K, B, T)"""
+    """(K, B)"""
     shares: Tensor
     """(K, B): what each example counts for in the mean; 0 where a batch is not full."""
 
@@ -60,21 +60,28 @@ class State:
 class Simulator:
     """A client's local work on a model, from the weights that were sent."""
 
-    def __init__(self, model: nn.Module, work: LocalWork) -> None:
+    def __init__(self, model: nn.Module, work: LocalWork, *, text: bool = False) -> None:
         parameters = dict(model.named_parameters())
-        self.model, self.work = model, work
+        self.model, self.work, self.text = model, work, text
         self.names = tuple(parameters)
         self.shapes = [parameter.shape for parameter in parameters.values()]
         self.start = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self._replicas = vmap(grad(self._loss))
 
     def _loss(self, weights: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
-        """sum_i s_i L(x_i, y_i): the mean cross-entropy of a batch (for text: over its tokens)."""
+        """sum_i s_i L(x_i, y_i): the mean cross-entropy of a batch.
+
+        Of text, x (B, T+1, V) are distributions over tokens, each to be predicted from those before it; y is not used.
+        """
         pieces = weights.split([shape.numel() for shape in self.shapes])
         named = {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
-        logits = functional_call(self.model, named, (x,))
-        losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(x), -1).mean(1)
-        return (losses * shares).sum()
+        if self.text:
+            predicted = functional_call(self.model, named, (x[:, :-1],)).log_softmax(dim=-1)
+            losses = -(x[:, 1:] * predicted).sum(dim=-1).mean(dim=1)
+        else:
+            losses = F.cross_entropy(functional_call(self.model, named, (x,)), y, reduction="none")
+        total: Tensor = (losses * shares).sum()
+        return total
 
     def gradients(self, weights: Tensor, step: Step) -> Tensor:
         """(K, P): the gradients of the replicas; one alone is spared the detour over batched weights."""
@@ -102,12 +109,12 @@ class Simulator:
             second = 0.999 * state.memory[1] + 0.001 * gradient.square()
             # The square root has no slope at 0: where a weight has never had a gradient, it does not move either.
             root = torch.where(second > 0, second, 1.0).sqrt() / math.sqrt(1 - 0.999**number)
-            moved = work.learning_rate / (1 - 0.9**number) * first / (torch.where(second > 0, root, 0.0) + 1e-8)
+            moved = work.rate(state.steps) / (1 - 0.9**number) * first / (torch.where(second > 0, root, 0.0) + 1e-8)
             return State(weights - moved, (first, second), number)
         if work.momentum:
             velocity = work.momentum * state.memory[0] + gradient
-            return State(weights - work.learning_rate * velocity, (velocity,), number)
-        return State(weights - work.learning_rate * gradient, (), number)
+            return State(weights - work.rate(state.steps) * velocity, (velocity,), number)
+        return State(weights - work.rate(state.steps) * gradient, (), number)
 
     def update(self, steps: Sequence[Step]) -> Tensor:
         """(K, P): the weights after all steps minus those before, without a graph."""

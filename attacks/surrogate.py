@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedsim.attacks.relaxation import Relaxation
 from fedsim.attacks.simulation import Simulator, Step
 
 
@@ -19,11 +20,11 @@ def surrogate_guess(
     updates: Tensor,
     labels: Tensor,
     start: Tensor,
-    bounds: tuple[Tensor, Tensor],
+    relaxation: Relaxation,
     iterations: int,
     learning_rate: float,
 ) -> Tensor:
-    """Inputs (K, n, ...) whose gradient at the surrogate weights points against the updates (K, P); from `start`."""
+    """Points z (K, n, *shape) whose gradient at the surrogate weights points against the updates (K, P)."""
     guess = start.clone().requires_grad_()
     between = torch.full((len(updates), 1), 0.5, requires_grad=True)
     optimiser = torch.optim.Adam([{"params": [guess], "lr": learning_rate}, {"params": [between], "lr": 0.01}])
@@ -31,13 +32,13 @@ def surrogate_guess(
     shares = torch.full(labels.shape, 1 / labels.shape[1])
     for _ in range(iterations):
         weights = simulator.start + between * updates
-        gradient = simulator.gradients(weights, Step(guess, labels, shares))
+        gradient = simulator.gradients(weights, Step(relaxation.decode(guess), labels, shares))
         loss = (1 + cosine_similarity(gradient, updates, dim=1)).sum()
         guess.grad, between.grad = torch.autograd.grad(loss, (guess, between))
         guess.grad.sign_()
         optimiser.step()
         schedule.step()
         with torch.no_grad():
-            guess.clamp_(*bounds)
+            guess.copy_(relaxation.feasible(guess))
             between.clamp_(0, 1)
     return guess.detach()

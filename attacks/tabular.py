@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedsim.attacks.cell_confidence import SURE, found_confidence, pooled_confidence
 from fedsim.attacks.dense_stack import DenseStack, dense_stack
-from fedsim.attacks.ensemble import Pooled, Problem, attack_rows, project
+from fedsim.attacks.ensemble import Pooled, Problem, attack_rows
 from fedsim.attacks.labels import count_labels, nearest_counts
 from fedsim.attacks.matching import client_gradient, matching_loss, private_copy, target_of
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
+from fedsim.attacks.relaxation import project
 from fedsim.attacks.row_proof import Found
 from fedsim.attacks.row_search import FoundRows, find_rows
 from fedsim.attacks.row_spans import snap
@@ -90,13 +91,6 @@ def _encoding(knowledge: Knowledge) -> TableEncoding:
     return TableEncoding(tuple(NumericColumn(f"x{i}", 0.0, 1.0, None, integer=False) for i in range(width)))
 
 
-def _bounds(knowledge: Knowledge) -> tuple[Tensor, Tensor] | None:
-    if knowledge.value_range is None:
-        return None
-    low, high = (torch.broadcast_to(each.float(), knowledge.input_shape) for each in knowledge.value_range)
-    return low, high
-
-
 # --- exact ----------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +118,7 @@ def _rows(
         encoding,
         count=count,
         scale=None if target.scaled or (several and observation.work.momentum > 0) else 1.0,
-        bounds=_bounds(knowledge),
+        bounds=knowledge.bounds,
         walkers=settings.walkers,
         sweeps=settings.sweeps,
         seed=seed,
@@ -232,7 +226,7 @@ def _ensemble(
     if clean and first.dim() == 2 and first.shape[1] == len(present):
         raw = observation.update[next(iter(gradient))]
         present = raw.ne(0).any(0)
-    problem = Problem(model, target, labels, encoding, present, _bounds(knowledge))
+    problem = Problem(model, target, labels, encoding, present, knowledge.bounds)
     pooled = attack_rows(problem, settings.starts, settings.iterations, seed, deadline)
     cells = pooled_confidence(pooled, problem) if settings.calibrate else pooled.agreement
     if rest and pooled.loss > _UNEXPLAINED:  # what is left is then also the errors of the rows that were subtracted

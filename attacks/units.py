@@ -46,9 +46,9 @@ def units_of(knowledge: Knowledge, use_range: bool = True) -> Units:
     zeros, ones = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
     mean = zeros if knowledge.mean is None else knowledge.mean.double().expand(shape)
     spread = ones if knowledge.std is None else knowledge.std.double().expand(shape).clamp_min(1e-6)
-    if knowledge.value_range is None or not use_range:
+    if knowledge.bounds is None or not use_range:
         return Units(mean, spread, False, zeros, ones)
-    low, high = (each.double().expand(shape) for each in knowledge.value_range)
+    low, high = knowledge.bounds
     scale = (high - low).clamp_min(1e-12)
     middle = 0.5 * ones if knowledge.mean is None else (mean - low) / scale
     deviation = 0.25 * ones if knowledge.std is None else spread / scale

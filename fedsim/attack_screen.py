@@ -57,7 +57,8 @@ def attack_rows(run: Run, names: set[str] | None = None) -> list[tuple[str, str]
     rows = []
     for entry in _entries(run, names):
         what = entry["error"] or entry["sentence"] or f"{entry['found']} items, no truth to score them with"
-        rows.append((f"{entry['attack']} on {entry['key']}", str(what)))
+        name = entry["settings"].get("title") or entry["attack"]
+        rows.append((f"{name} on {entry['key']}", str(what)))
     return rows
 
 
@@ -67,16 +68,14 @@ def attack_documents(run: Run, names: set[str] | None = None) -> list[dict[str, 
 
 
 def _entries(run: Run, names: set[str] | None) -> Iterator[dict[str, Any]]:
-    import json
+    from fedsim.report.attack_files import read_attacks
 
-    from fedsim.audit.reconstruction import ReconstructionScore
-
-    for file in sorted((run.path / "attacks").glob("[0-9][0-9][0-9]-*.json")):
-        if names is not None and file.name not in names:
+    for files in read_attacks(run.path):
+        if names is not None and f"{files.name}.json" not in names:
             continue
-        content = json.loads(file.read_text())
-        for entry in content["observations"]:
-            measured = entry["score"]
-            sentence = ReconstructionScore.from_dict(measured).sentence() if measured else ""
-            yield {"attack": content["attack"], "file": str(file), "settings": content["settings"], **entry,
-                   "sentence": sentence}  # fmt: skip
+        document = files.document
+        for update in document.observations:
+            sentence = update.scored.sentence() if update.scored else ""
+            file = str(run.path / "attacks" / f"{files.name}.json")
+            head = {"attack": document.attack, "file": file, "settings": document.settings}
+            yield {**head, **update.model_dump(), "sentence": sentence}

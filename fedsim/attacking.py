@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -34,7 +34,9 @@ from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
 from fedsim.federation.run import Run
 from fedsim.federation.transcript import write_json
-from fedsim.scenario import AttackSection, AutomaticAttack, Scenario
+from fedsim.scenario import AttackSection, AutomaticAttack, FedAvgAttack, Scenario
+
+AT_ONCE = 8  # clients that are attacked as replicas of one computation
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,18 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
         raise AttackError(
             f"{run.path} keeps no update to attack; raise adversary.keep_rounds and keep_clients and run again"
         )
+    cases = [_case(battle, rounds) for rounds in _by_client(seen, settings)]
     found: dict[str, Tensor] = {}
     truth: dict[str, Tensor] = {}
-    entries = []
-    for number, observation in enumerate(seen, 1):
-        key = f"round-{observation.round}/" + ("sum" if observation.client is None else f"client-{observation.client}")
-        progress(AttackReport(settings.name, number, len(seen), key))
-        entry = _attack_one(battle, settings, observation, key, found, truth)
-        entries.append(entry)
-        progress(AttackReport(settings.name, number, len(seen), key, entry["found"], entry["loss"], _sentence(entry)))
+    entries: list[dict[str, Any]] = []
+    for some in batched(cases, AT_ONCE if settings.name == "fedavg" else 1):
+        for number, case in enumerate(some, len(entries) + 1):
+            progress(AttackReport(settings.name, number, len(cases), case.key))
+        for case, result in zip(some, _results(settings, some, scenario.seed), strict=True):
+            entry = _entry(battle, settings, case, result, found, truth)
+            entries.append(entry)
+            outcome = (entry["found"], entry["loss"], _sentence(entry))
+            progress(AttackReport(settings.name, len(entries), len(cases), case.key, *outcome))
     if all(entry["error"] for entry in entries):
         raise AttackError(f"{settings.name} cannot be played on this run: {entries[0]['error']}")
     knowledge, encoding = knowledge_of(scenario, place.dataset, seen[0]), place.dataset.encoding
@@ -141,25 +146,69 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
     write_json(path, document)
 
 
-def _attack_one(
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is attacked at once: an update, or several of one client; and which rows of the data are behind it."""
+
+    observations: Sequence[Observation]
+    knowledge: Knowledge
+    rows: Tensor | None
+
+    @property
+    def key(self) -> str:
+        """Names its tensors in the result files."""
+        first = self.observations[0]
+        return f"round-{first.round}/" + ("sum" if first.client is None else f"client-{first.client}")
+
+
+def _by_client(seen: Sequence[Observation], settings: AttackSection) -> list[list[Observation]]:
+    """Each update for itself, or all of a client together."""
+    if getattr(settings, "rounds", "each") == "each":
+        return [[observation] for observation in seen]
+    clients: dict[int | None, list[Observation]] = {}
+    for observation in seen:
+        clients.setdefault(observation.client, []).append(observation)
+    return list(clients.values())
+
+
+def _case(battle: Battle, rounds: Sequence[Observation]) -> Case:
+    scenario, dataset = battle.scenario, battle.place.dataset
+    knowledge = knowledge_of(scenario, dataset, rounds[0])
+    rows = _true_rows(battle.run, rounds[0], len(dataset.x_train))
+    if scenario.adversary.knows.labels == "known" and rows is not None:
+        knowledge = with_labels(knowledge, dataset.y_train[rows])
+    return Case(rounds, knowledge, rows)
+
+
+def _results(settings: AttackSection, cases: Sequence[Case], seed: int) -> list[Reconstruction | AttackError]:
+    """What the attack finds; an update that resists is a failure of the attack, and is counted as one."""
+    try:
+        if isinstance(settings, FedAvgAttack):
+            from fedsim.attacks.fedavg import fedavg_clients
+
+            return list(fedavg_clients([(case.observations, case.knowledge) for case in cases], settings, seed=seed))
+        first = cases[0]
+        return [attack_named(settings.name)(first.observations[0], first.knowledge, settings, seed=seed)]
+    except AttackError as error:
+        if len(cases) == 1:
+            return [error]
+        return [result for case in cases for result in _results(settings, [case], seed)]
+
+
+def _entry(
     battle: Battle,
     settings: AttackSection,
-    observation: Observation,
-    key: str,
+    case: Case,
+    result: Reconstruction | AttackError,
     found: dict[str, Tensor],
     truth: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """Attack one update, then score it if its truth is known; the entry of the result file."""
-    scenario, dataset = battle.scenario, battle.place.dataset
-    knowledge = knowledge_of(scenario, dataset, observation)
-    rows = _true_rows(battle.run, observation, len(dataset.x_train))
-    if scenario.adversary.knows.labels == "known" and rows is not None:
-        knowledge = with_labels(knowledge, dataset.y_train[rows])
+    """Score what was found in an update, if its truth is known; the entry of the result file."""
+    dataset, observation, key = battle.place.dataset, case.observations[0], case.key
+    knowledge, rows = case.knowledge, case.rows
     entry: dict[str, Any] = {"round": observation.round, "client": observation.client, "key": key, "error": None}
-    try:
-        result = attack_named(settings.name)(observation, knowledge, settings, seed=scenario.seed)
-    except AttackError as error:  # an update that resists is a failure of the attack, and is counted as one
-        entry["error"] = str(error)
+    if isinstance(result, AttackError):
+        entry["error"] = str(result)
         result = _nothing(settings.name, knowledge)
     for name, tensor in _tensors(result).items():
         found[f"{key}/{name}"] = tensor
@@ -187,6 +236,11 @@ def _attack_one(
         "notes": list(result.notes),
         "score": measured.to_dict() if measured is not None else None,
     }
+
+
+def batched(cases: Sequence[Case], size: int) -> Iterator[Sequence[Case]]:
+    """The cases in groups of `size`."""
+    return (cases[first : first + size] for first in range(0, len(cases), size))
 
 
 def _nothing(attack: str, knowledge: Knowledge) -> Reconstruction:

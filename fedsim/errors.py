@@ -36,3 +36,15 @@ class FolderTakenError(RunError):
 
 class AttackError(FedsimError):
     """An attack cannot be played on what the server saw."""
+
+
+class AuditError(FedsimError):
+    """An audit is asked for something that cannot be tested, or is given numbers that cannot be."""
+
+
+class DeployError(FedsimError):
+    """A deployed federation is not set up as it must be, or does not answer."""
+
+
+class PolicyError(FedsimError):
+    """The server asks a client for something that the client's own policy does not allow."""

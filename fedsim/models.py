@@ -85,6 +85,18 @@ def build_model(
                 return _imported(spec.name, dataset_shape, classes, kind)
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and without gradients, so that looking at it leaves it as it was."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
 def describe(model: nn.Module) -> str:
     """One line for people: what the model is, and its number of trainable parameters."""
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -126,7 +138,7 @@ def _linear_layers(title: str, widths: list[int], activation: Callable[[], nn.Mo
 
 
 def _cnn(spec: CnnModel, shape: Shape, classes: int) -> nn.Module:
-    build = {"small": _small, "lenet": _lenet, "convnet": _convnet}[spec.variant]
+    build = {"small": _small, "lenet": _lenet, "convnet": _convnet, "averaging": _averaging}[spec.variant]
     body = build(spec, shape)
     with torch.no_grad():
         features = math.prod(nn.Sequential(*body).eval()(torch.zeros(1, *shape)).shape)
@@ -169,6 +181,20 @@ def _lenet(spec: CnnModel, shape: Shape) -> list[nn.Module]:
     for inputs, stride in ((shape[0], 2), (12, 2), (12, 1)):
         layers += [nn.Conv2d(inputs, 12, 5, stride=stride, padding=2), nn.Sigmoid()]
     return layers
+
+
+def _averaging(spec: CnnModel, shape: Shape) -> list[nn.Module]:
+    """Dimitrov et al. 2022, "Data Leakage in Federated Averaging": two 3x3 convolutions and a hidden layer.
+
+    Channels are 1 and 2 times the width, the hidden layer 25/8 of it: 32, 64, 100 for FEMNIST, 64, 128, 200 for CIFAR.
+    """
+    width = spec.width
+    features = 2 * width * (shape[1] // 4) * (shape[2] // 4)
+    return [
+        nn.Conv2d(shape[0], width, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(features, max(1, 25 * width // 8)), nn.ReLU(),
+    ]  # fmt: skip
 
 
 def _convnet(spec: CnnModel, shape: Shape) -> list[nn.Module]:

@@ -56,7 +56,11 @@ class Transformer(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (N, T) to logits (N, T, vocabulary); the logits at a place depend on tokens up to it only."""
+        """Tokens (N, T) to logits (N, T, vocabulary); the logits at a place depend on tokens up to it only.
+
+        A distribution over the tokens (N, T, vocabulary) in the place of each is embedded as its mean.
+        """
         places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], x.shape[1])
-        logits: Tensor = self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+        embedded = x @ self.tokens.weight if x.is_floating_point() else self.tokens(x)
+        logits: Tensor = self.head(self.norm(self.blocks(embedded + self.positions(places))))
         return logits

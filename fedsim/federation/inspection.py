@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedsim.models import evaluating
+
 _ROWS = 2048  # of a layer's rows, at most so many are compared with each other
 
 # Thresholds, and the largest value that honest models showed (zoo, untrained and trained, digits and breast_cancer).
@@ -107,13 +109,10 @@ def _on_examples(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y: 
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]
-    training = model.training
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model):
             logits = functional_call(model, dict(weights), (x,))
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     yield from _beyond("a head too steep", "the logits", float(logits.std()), STEEP)

@@ -71,7 +71,8 @@ def _page(run: RunFiles, files: AttackFiles, number: int, total: int) -> Section
         reliability(anchor, _confidence(files)),
         *_notes(document.observations),
     ]
-    title = f"Attack {number}: {document.attack}" if total > 1 else f"Attack: {document.attack}"
+    name = str(document.settings.get("title") or document.attack)
+    title = f"Attack {number}: {name}" if total > 1 else f"Attack: {name}"
     return Section(anchor, title, tuple(block for block in blocks if block is not None))
 
 

@@ -14,6 +14,8 @@ from fedsim.scenario.section import Section
 
 
 class _Attack(Section):
+    title: str = ""
+    """What the report calls it, where several settings of one attack are compared."""
     observations: int = Field(4, ge=1)
     """How many of the kept updates are attacked: the first ones, by round and client."""
     seconds: float | None = Field(None, gt=0)
@@ -118,6 +120,8 @@ class FedAvgAttack(_Attack):
     """Inputs from a weight update of several epochs, whatever the order of the batches was."""
     exact_first: bool = True
     """Try exact inversion first, which the order of the batches does not concern."""
+    features: bool = True
+    """Begin with what the update of a dense layer behind the convolutions shows of each image, where it can be read."""
     surrogate: int = Field(0, ge=0)
     """Iterations of the surrogate model (Zhu et al. 2023) for a first guess; 0: none."""
     simulation: Literal["steps", "epochs", "gradient"] = "steps"
@@ -128,8 +132,9 @@ class FedAvgAttack(_Attack):
     """What all epochs must have in common: a statistic of their inputs that does not depend on the order."""
     prior_distance: Literal["l2", "l1", "cosine"] = "l2"
     """How far apart two epochs' statistics are."""
-    prior_weight: float = Field(1.0, ge=0)
-    """Weight of the order-invariant prior; 0 leaves it out."""
+    prior_weight: Annotated[float, Field(ge=0)] | tuple[Annotated[float, Field(ge=0)], ...] = 1.0
+    """Weight of the order-invariant prior; 0 leaves it out. Of several, that whose reconstruction explains the update
+    best is kept: the server can see that, and no truth is needed."""
     distance: Literal["whole", "layers", "cosine"] = "cosine"
     """Squared distance of the updates, relative to the norm of the whole or of each layer; or 1 - their cosine."""
     total_variation: float = Field(0.001, ge=0)
@@ -139,11 +144,17 @@ class FedAvgAttack(_Attack):
     iterations: int = Field(400, ge=1)
     """Steps of the optimiser."""
     learning_rate: float = Field(0.1, gt=0)
-    """Of Adam, with cosine decay to a fiftieth."""
+    """Of Adam, with cosine decay."""
     start_spread: float = Field(0.1, ge=0)
     """Standard deviation of the first guess, as a share of the inputs' range."""
     restarts: int = Field(1, ge=1)
     """Starts, as replicas; the best by matching loss is returned."""
+    rounds: Literal["each", "together"] = "each"
+    """together: all kept rounds of a client are taken for more epochs of the same examples."""
+    epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Numbers of local epochs to try, where clients choose their own; empty: as many as the server asked for."""
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Batch sizes to try; empty: what the server asked for."""
     unroll: int | None = Field(None, ge=1)
     """Differentiate through the last so many local steps only; null: through all."""
     segment: int | None = Field(None, ge=1)

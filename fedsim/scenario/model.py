@@ -33,11 +33,12 @@ class CnnModel(Section):
 
     name: Literal["cnn"]
     """Convolutions, pooling, linear head."""
-    variant: Literal["small", "lenet", "convnet"] = "small"
+    variant: Literal["small", "lenet", "convnet", "averaging"] = "small"
     """small: two 5x5 convolutions (16, 32) with max-pooling; lenet: the sigmoid LeNet of Deep Leakage from Gradients;
-    convnet: the 8-layer ConvNet of Inverting Gradients."""
+    convnet: the 8-layer ConvNet of Inverting Gradients; averaging: two 3x3 convolutions and a hidden layer, of Data
+    Leakage in Federated Averaging."""
     width: int = Field(32, ge=1)
-    """Channels of the first convolution of `convnet`."""
+    """Channels of the first convolution of `convnet` and `averaging`."""
     norm: Literal["none", "group", "batch"] = "none"
     """Normalisation after the convolutions of `convnet`."""
 

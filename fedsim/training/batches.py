@@ -41,10 +41,16 @@ class LocalWork:
     batch_size: int | None = 20
     shuffle: bool = True
     example_dp: ExampleClipping | None = None
+    learning_rate_decay: float = 1.0
+    """The learning rate of local step t is learning_rate · decay^t."""
 
     def batch(self, examples: int) -> int:
         """B: the size of a batch of a client with `examples` rows (with Poisson batches: the expected size)."""
         return examples if self.batch_size is None else min(self.batch_size, examples)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of local step 0, 1, ..."""
+        return self.learning_rate * self.learning_rate_decay**step
 
     def local_steps(self, examples: int) -> int:
         """The number of local steps of a client with `examples` rows; none if it has no rows."""

@@ -74,7 +74,7 @@ def train_cohort(
             f"by {kernel.mixing} the examples of a batch influence each other, so that no example's gradient can be "
             "clipped: use GroupNorm (norm: group) in place of BatchNorm with example-level privacy"
         )
-    if kernel.trial.reason is not None:
+    if kernel.trial.reason is not None or any(each.add_noise for each in randomness):
         for client in clients:
             train_one(task, client, result)
         return result

@@ -32,7 +32,7 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus's hook on the first layer
         torch.manual_seed(int(client.batches.integers(2**63)))  # for dropout and its like
-        for positions in client.schedule:
+        for step, positions in enumerate(client.schedule):
             rows = torch.from_numpy(client.rows[positions])
             optimiser.zero_grad()
             if len(rows):
@@ -41,8 +41,9 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
                 _backward(losses.mean() if work.example_dp is None else losses.sum())
                 _clear_padding(model)
             if work.example_dp is not None:
-                _privatise(parameters, len(rows), client.batch, work.example_dp, noise)
+                _privatise(parameters, len(rows), client, work.example_dp, noise)
             if work.kind == "fedavg":
+                optimiser.param_groups[0]["lr"] = work.rate(step)
                 optimiser.step()
 
     def write_updates(_: slice, updates: Tensor) -> None:
@@ -87,16 +88,24 @@ def _per_example(model: nn.Module) -> nn.Module:
 
 
 def _privatise(
-    parameters: list[nn.Parameter], count: int, batch: int, dp: ExampleClipping, noise: NoiseStreams
+    parameters: list[nn.Parameter], count: int, client: Client, dp: ExampleClipping, noise: NoiseStreams
 ) -> None:
-    """Set every parameter's gradient to (Σ_i min(1, C/|g_i|) g_i + σC·N(0, I))/B."""
-    flat = torch.zeros(1, sum(parameter.numel() for parameter in parameters))
+    """Set every parameter's gradient to (Σ_i min(1, C/|g_i|) g_i + σC·N(0, I))/B.
+
+    A client with noise of its own (`randomness.add_noise`) sums in double precision, where rounding moves the sum by
+    less than 2⁻⁵⁰ of the clipping norm for any batch that fits the memory, and adds that noise to the sum.
+    """
+    batch, add_noise = client.batch, client.randomness.add_noise
+    flat = torch.zeros(1, sum(p.numel() for p in parameters), dtype=torch.float64 if add_noise else torch.float32)
     if count:
         examples = torch.cat([_grad_sample(parameter, count) for parameter in parameters], dim=1)
+        examples = examples.to(flat.dtype)
         examples[~examples.norm(dim=1).isfinite()] = 0  # no direction to scale down: it counts as zero
         factors = (dp.clipping_norm / examples.norm(dim=1).clamp_min(1e-30)).clamp_max(1)
-        flat += factors @ examples / batch
-    if dp.noise_multiplier:
+        flat += factors @ examples / (1 if add_noise else batch)
+    if add_noise:
+        flat = (add_noise(flat, dp.noise_multiplier, dp.clipping_norm) / batch).float()
+    elif dp.noise_multiplier:
         drawn = torch.empty_like(flat)
         noise.write(drawn, torch.tensor([dp.noise_multiplier * dp.clipping_norm / batch]))
         flat += drawn

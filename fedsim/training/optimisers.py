@@ -26,6 +26,7 @@ class Sgd:
     def __init__(self, weights: Tensor, work: LocalWork) -> None:
         self._weights, self._work = weights, work
         self._velocity = replica_rows(*weights.shape).zero_() if work.momentum else None
+        self._steps = 0
 
     def step(self, gradient: Tensor) -> None:
         """Move the first len(gradient) replicas along `gradient`, which is overwritten."""
@@ -35,7 +36,8 @@ class Sgd:
             gradient.add_(weights, alpha=work.weight_decay)
         if self._velocity is not None:
             gradient = self._velocity[:count].mul_(work.momentum).add_(gradient)
-        weights.add_(gradient, alpha=-work.learning_rate)
+        weights.add_(gradient, alpha=-work.rate(self._steps))
+        self._steps += 1
 
 
 class Adam:
@@ -58,7 +60,7 @@ class Adam:
         second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
         root = math.sqrt(1 - 0.999**self._steps)
         denominator = second.sqrt().div_(root).add_(1e-8)
-        weights.addcdiv_(first, denominator, value=-work.learning_rate / (1 - 0.9**self._steps))
+        weights.addcdiv_(first, denominator, value=-work.rate(self._steps - 1) / (1 - 0.9**self._steps))
 
 
 def optimiser_for(weights: Tensor, work: LocalWork) -> Optimiser:
@@ -68,4 +70,5 @@ def optimiser_for(weights: Tensor, work: LocalWork) -> Optimiser:
 
 def is_plain_sgd(work: LocalWork) -> bool:
     """Whether a step is w ← w − ηg and nothing else, so that it can be fused into the product that gives g."""
-    return work.optimizer == "sgd" and not work.momentum and not work.weight_decay
+    plain = work.optimizer == "sgd" and work.learning_rate_decay == 1
+    return plain and not work.momentum and not work.weight_decay

@@ -43,12 +43,20 @@ def step(x: Tensor, y: Tensor, width: int) -> Step:
     optimizer=st.sampled_from(["sgd", "adam"]),
     momentum=st.sampled_from([0.0, 0.9]),
     weight_decay=st.sampled_from([0.0, 0.01]),
+    decay=st.sampled_from([1.0, 0.8]),
     epochs=st.integers(1, 3),
     batch=st.sampled_from([1, 4, 7, None]),
     examples=st.integers(1, 9),
 )
 def test_the_simulated_update_is_the_clients(
-    name: str, optimizer: str, momentum: float, weight_decay: float, epochs: int, batch: int | None, examples: int
+    name: str,
+    optimizer: str,
+    momentum: float,
+    weight_decay: float,
+    decay: float,
+    epochs: int,
+    batch: int | None,
+    examples: int,
 ) -> None:
     work = LocalWork(
         kind="fedavg",
@@ -56,6 +64,7 @@ def test_the_simulated_update_is_the_clients(
         learning_rate=0.05 if optimizer == "sgd" else 0.001,
         momentum=momentum if optimizer == "sgd" else 0.0,
         weight_decay=weight_decay,
+        learning_rate_decay=decay,
         epochs=epochs,
         batch_size=batch,
     )

@@ -123,6 +123,7 @@ class Federation:
         kind = torch.optim.Adam if work.optimizer == "adam" else torch.optim.SGD
         options = {} if work.optimizer == "adam" else {"momentum": work.momentum}
         optimiser = kind(model.parameters(), lr=work.learning_rate, weight_decay=work.weight_decay, **options)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, work.learning_rate_decay)
         rows, total, count = self.members[client], 0.0, 0
         for batch in batch_schedule(len(rows), work, self.randomness[client].batches()):
             some = torch.from_numpy(rows[batch])
@@ -130,6 +131,7 @@ class Federation:
             loss = F.cross_entropy(model(self.x[some]).flatten(0, -2), self.y[some].flatten())
             loss.backward()
             optimiser.step()
+            schedule.step()
             total, count = total + loss.item() * len(batch), count + len(batch)
         end = layout.flatten(model.state_dict())
         constant = end == self.start  # a mask of -inf would be nan

@@ -27,6 +27,7 @@ WORKS = {
     "adam-decay": LocalWork(
         "fedavg", optimizer="adam", learning_rate=0.003, weight_decay=0.1, batch_size=None, epochs=3
     ),
+    "schedule": LocalWork("fedavg", learning_rate=0.1, learning_rate_decay=0.7, batch_size=5, epochs=2),
     "steps": LocalWork("fedavg", learning_rate=0.1, steps=4, batch_size=6, shuffle=False),
 }
 

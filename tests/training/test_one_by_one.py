@@ -18,6 +18,7 @@ from fedsim.training.one_by_one import train_one
 
 WORKS = {
     "sgd": LocalWork("fedavg", learning_rate=0.1, batch_size=8),
+    "schedule": LocalWork("fedavg", learning_rate_decay=0.8, momentum=0.5, batch_size=8, epochs=2),
     "momentum": LocalWork("fedavg", momentum=0.9, weight_decay=0.1, batch_size=8, steps=3),
     "fedsgd": LocalWork("fedsgd", batch_size=8),
     "private": LocalWork("fedavg", batch_size=8, example_dp=ExampleClipping(0.3, 0.8, "poisson"), epochs=2),
