@@ -1,337 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differential privacy allows a reconstruction to achieve, as pure functions of a claim's numbers.
+"""What differential privacy allows an adversary to achieve, as pure functions of a claim's numbers.
 
-ReRo (Balle, Cherubin & Hayes 2022): a record Z is drawn from a prior π, the mechanism runs on the data with Z in it,
-the adversary knows all other records and answers A(θ). (η, γ)-ReRo says P[ℓ(Z, A(θ)) ≤ η] ≤ γ. Blind guessing succeeds
-with κ = sup_z P[ℓ(Z, z) ≤ η], so that only what exceeds κ comes from the mechanism. U-ReRo (Guerra-Balboa, Sauer &
-Strufe, WPES 2024) subtracts what the same answers achieve on an independent record, and bounds the advantage.
+| at stake            | bounds                                                     | inverses                          |
+|---------------------|------------------------------------------------------------|-----------------------------------|
+| membership          | `membership_advantage`, `membership_accuracy`, `tpr_at_fpr`| `epsilon_from_advantage`, ...     |
+| all pairs of rates  | `approximate_dp`, `gaussian`, `sampled_gaussian`, `region` | `epsilon_from_rates`              |
+| an attribute        | `attribute_advantage`, `attribute_success` (exact)         | `epsilon_from_attribute_advantage`|
+| a whole record      | `rero_*`, `urero_*`, with κ by `kappa`                     | `epsilon_from_reconstruction`     |
+| whatever a claim is | `rero_claim`, `urero_claim`, `membership_claim`            |                                   |
 
-Which two federations does a bound compare? Adjacency is typed, because an ε means something else under each:
-
-| adjacency  | compares the run with Z to          | ReRo                                | U-ReRo                     |
-|------------|-------------------------------------|-------------------------------------|----------------------------|
-| add/remove | the run without any record there    | 1 − f(κ): Hayes 2023, Kaissis 2023  | by conversion to replace   |
-| replace    | the run with another record there   | (e^ε κ + δ) / (1 − κ + e^ε κ)       | max over p ≤ κ, see below  |
-
-An add/remove (ε, δ) is at least a replace (2ε, (1 + e^ε) δ): `as_replace`. Balle's κ e^ε holds under both.
-
-Why the replace column holds for any prior and any η (for uniform priors and η = 0 it is known, and attained by
-randomised response): let S be the set of records that the answer is right for, π(S) ≤ κ. For z in S and z' outside, DP
-says P_z ≤ e^ε P_z' + δ on the outcomes that give S; summed over all pairs with weights π_z π_z', this reads
-(1 − κ) s ≤ e^ε κ (1 − s) + δ for the success probability s. With p = π(S) for each outcome by itself, the advantage is
-at most max over p ≤ κ of p (1 − p) (e^ε − 1) / (1 + p (e^ε − 1)), plus δ.
+Adjacency is typed: an ε for `add/remove` and one for `replace` are different numbers, `for_adjacency` converts or
+refuses. `URERO_ROWS` is the table of WPES 2024 as printed, with the wrong row marked.
 """
 
-from __future__ import annotations
-
-import dataclasses
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from scipy.special import ndtr, ndtri
-from torch import Tensor
-
-from fedsim.errors import PrivacyError
-from fedsim.privacy.accounting import Mechanism
-from fedsim.privacy.accounting import epsilon as accounted_epsilon
-from fedsim.privacy.claim import Adjacency, PrivacyClaim
-from fedsim.privacy.loss import FINE, Floats, Grid, Release, _compose, _tails
-
-Distance = Callable[[Tensor, Tensor], Tensor]
-_LARGEST = 700.0  # e^700 is still a number
-_ROUNDING = 1e-6  # of a distance, so that a row is at distance 0 of itself
-
-
-# --- success: ReRo --------------------------------------------------------------------------------------------------
-
-
-def rero_balle(epsilon: float, kappa: float) -> float:
-    """min(1, κ e^ε), for pure ε-DP under either adjacency (Balle et al. 2022, Theorem 2)."""
-    _check(epsilon, kappa)
-    return min(1.0, kappa * _exp(epsilon))
-
-
-def rero_tight(epsilon: float, m: float) -> float:
-    """e^ε / (e^ε + m − 1): the best guess of one of m equally likely records, replace-one ε-DP; attained.
-
-    For any other prior and any η it is a bound with m = 1/κ (which need not be a whole number).
-    """
-    if not m >= 1:
-        raise PrivacyError(f"m is {m!r}, it must be at least 1: the number of equally likely records")
-    _check(epsilon, 1 / m)
-    return 1 / (1 + (m - 1) * math.exp(-epsilon))
-
-
-def rero(epsilon: float, kappa: float, *, delta: float = 0.0, adjacency: Adjacency) -> float:
-    """The smallest success that (ε, δ)-DP is known to guarantee, with ε as it is under `adjacency`.
-
-    replace: (e^ε κ + δ) / (1 − κ + e^ε κ). add/remove: 1 − f(κ) = min(e^ε κ + δ, 1 − e^−ε (1 − δ − κ)).
-    """
-    _check(epsilon, kappa, delta)
-    if adjacency == "replace":
-        decay = math.exp(-epsilon)
-        return min(1.0, (kappa + delta * decay) / (kappa + (1 - kappa) * decay)) if kappa else delta
-    return max(kappa, min(1.0, kappa * _exp(epsilon) + delta, 1 - math.exp(-epsilon) * (1 - delta - kappa)))
-
-
-def rero_wpes(epsilon: float, m: int) -> float:
-    """As printed by Guerra-Balboa et al. (WPES 2024) for m equally likely records, replace-one: true, not tight."""
-    _check(epsilon, 1 / m)
-    return min(rero_balle(epsilon, 1 / m), (1 + (m - 1) * math.tanh(epsilon / 2)) / m)
-
-
-def rero_dpsgd(noise_multiplier: float, sample_rate: float, steps: int, kappa: float, *, grid: Grid = FINE) -> float:
-    """The least over ε of e^ε κ + δ(ε) = 1 − f(κ), for `steps` Poisson-sampled Gaussian releases, add/remove.
-
-    δ(ε) is that of the run with the record against the run without it (Hayes, Mahloujifar & Balle 2023, Theorem 2;
-    Kaissis et al. 2023), over all real ε, from the composed, pessimistic PLD. It knows the whole privacy profile, so it
-    is never above `rero` of any one (ε, δ) of it. Without sampling it is Φ(Φ⁻¹(κ) + √steps / σ).
-    """
-    _check(0.0, kappa)
-    Mechanism("gaussian", noise_multiplier, "add/remove", "poisson", sample_rate)  # refuses what makes no sense
-    if steps == 0 or kappa in (0.0, 1.0):
-        return kappa
-    if noise_multiplier == 0:
-        return 1.0
-    if sample_rate == 1:
-        return rero_gaussian(math.sqrt(steps) / noise_multiplier, kappa)
-    losses, deltas = _profile(Release("gaussian", noise_multiplier, sample_rate), steps, grid)
-    with np.errstate(over="ignore"):
-        return float(min(1.0, max(kappa, (np.exp(losses) * kappa + deltas).min())))
-
-
-def _profile(release: Release, steps: int, grid: Grid) -> tuple[Floats, Floats]:
-    """ε on a grid and δ(ε) at each, of the run with the record against the run without (dp-accounting's "remove")."""
-    interval, lowest, probabilities, infinite = _compose({release: steps}, grid)[0]
-    upper, lower = _tails(interval, probabilities, infinite)
-    losses: Floats = interval * (lowest + np.arange(len(probabilities), dtype=np.float64))
-    return losses, upper - lower
-
-
-def rero_gaussian(mu: float, kappa: float) -> float:
-    """Φ(Φ⁻¹(κ) + μ), for μ-GDP, which the Gaussian mechanism is under either adjacency (μ = sensitivity / σ)."""
-    return float(ndtr(ndtri(kappa) + mu))
-
-
-# --- advantage: U-ReRo ----------------------------------------------------------------------------------------------
-
-
-def urero(epsilon: float, kappa: float) -> float:
-    """min(κ (e^ε − 1), (e^ε − 1)/(e^ε + 1)): row "DRA Informed" of WPES 2024, replace-one ε-DP, any prior and η."""
-    _check(epsilon, kappa)
-    return min(kappa * math.expm1(min(epsilon, _LARGEST)), math.tanh(epsilon / 2))
-
-
-def urero_tight(epsilon: float, kappa: float, *, delta: float = 0.0) -> float:
-    """The most over p ≤ κ of p (1 − p) (e^ε − 1) / (1 + p (e^ε − 1)), plus δ; replace-one, any prior and η.
-
-    The maximum lies at p = 1 / (1 + e^(ε/2)) and is (e^(ε/2) − 1)/(e^(ε/2) + 1); where κ is less, it lies at κ.
-    """
-    _check(epsilon, kappa, delta)
-    p = min(kappa, 1 / (1 + math.exp(epsilon / 2)) if epsilon < _LARGEST else 0.0)
-    if p < kappa:
-        return min(1.0, math.tanh(epsilon / 4) + delta)
-    gain = math.expm1(min(epsilon, _LARGEST))
-    return min(1.0, p * (1 - p) * gain / (1 + p * gain) + delta)
-
-
-def urero_prior(epsilon: float, prior: Sequence[float], *, delta: float = 0.0) -> float:
-    """TV (1 − Σ π²), TV = (e^ε − 1 + 2δ)/(e^ε + 1): replace-one, η = 0 (Guerra-Balboa et al., arXiv 2603.12142).
-
-    For equally likely records the tight p (1 − p) (e^ε − 1) / (1 + p (e^ε − 1)) + δ at p = 1/m, where that is less.
-    """
-    weights = np.asarray(prior, dtype=np.float64)
-    if weights.ndim != 1 or not len(weights) or (weights < 0).any() or not math.isclose(weights.sum(), 1, rel_tol=1e-6):
-        raise PrivacyError("prior is not a list of probabilities that sum to 1; give one for each possible record")
-    _check(epsilon, float(weights.max()), delta)
-    tv = math.tanh(epsilon / 2) + 2 * delta / (_exp(epsilon) + 1)
-    bound = tv * float(1 - weights @ weights)
-    if np.allclose(weights, weights[0], rtol=1e-9):
-        m, decay = len(weights), math.exp(-epsilon)
-        bound = min(bound, (m - 1) / m * (1 - decay) / (1 + (m - 1) * decay) + delta)
-    return min(1.0, bound)
-
-
-@dataclass(frozen=True)
-class UreroRow:
-    """A row of the table of WPES 2024 for m equally likely records (or κ), as printed, and whether it may be used."""
-
-    attack: str
-    printed: str
-    value: Callable[[float, int], float]
-    valid: bool
-    remark: str = ""
-
-
-def _wpes_uniform(epsilon: float, m: int) -> float:
-    return min(math.expm1(min(epsilon, _LARGEST)) / m, (m - 1) / m * math.tanh(epsilon / 2))
-
-
-URERO_NOTE = "uniform prior over m records, replace-one ε-DP, t = (e^ε − 1)/(e^ε + 1)"
-URERO_ROWS = (
-    UreroRow(
-        "MIA Strongest",
-        "γ/2 ≤ t",
-        lambda epsilon, m: math.tanh(epsilon / 2) / 2,
-        True,
-        "read as: advantage of strong membership inference at most t, hence U-ReRo at most t/2; literally it is 4 times"
-        " that",
-    ),
-    UreroRow("MIA Informed", "min{(e^ε − 1)/m, (m − 1)/m t}", _wpes_uniform, True),
-    UreroRow(
-        "AIA Informed",
-        "min{e^ε/m, (m − 1)/m (t + 1)}",
-        lambda epsilon, m: min(_exp(epsilon) / m, (m - 1) / m * (math.tanh(epsilon / 2) + 1)),
-        False,
-        "wrong: the exact optimum for non-uniform priors exceeds it (m = 20, two of 0.45, ε = 1: 0.208 > 0.136);"
-        " use urero_prior",
-    ),
-    UreroRow("AIA Inf. Uniform", "min{(e^ε − 1)/m, (m − 1)/m t}", _wpes_uniform, True),
-    UreroRow("DRA Informed", "min{κ (e^ε − 1), t}", lambda epsilon, m: urero(epsilon, 1 / m), True, "any prior and η"),
-    UreroRow(
-        "DRA Informed, η = 0",
-        "min{κ (e^ε − 1), κ (m − 1) t + κ − κ⁻}",
-        _wpes_uniform,
-        True,
-        "with κ⁻ the least likely record's probability; it can exceed 1 for peaked priors and then says nothing",
-    ),
+from fedsim.audit.attribute import attribute_advantage, attribute_success
+from fedsim.audit.claim_bounds import (
+    Bound,
+    amplified,
+    as_replace,
+    for_adjacency,
+    membership_claim,
+    rero_claim,
+    urero_claim,
+    without_amplification,
 )
-"""The seed's table in its order. The wrong row is here to be shown, never to be used."""
+from fedsim.audit.inverses import (
+    epsilon_from_accuracy,
+    epsilon_from_advantage,
+    epsilon_from_attribute_advantage,
+    epsilon_from_attribute_success,
+    epsilon_from_balle,
+    epsilon_from_rates,
+    epsilon_from_reconstruction,
+    epsilon_from_uniform_advantage,
+    epsilon_reconstruction,
+)
+from fedsim.audit.kappa import Distance, Kappa, kappa, kappa_uniform
+from fedsim.audit.membership import (
+    advantage_of_curve,
+    membership_accuracy,
+    membership_advantage,
+    membership_advantage_gdp,
+    membership_advantage_yeom,
+    region,
+    region_dp,
+    region_gdp,
+    tpr_at_fpr,
+    tpr_at_fpr_gdp,
+    tpr_of_curve,
+)
+from fedsim.audit.rero import (
+    URERO_NOTE,
+    URERO_ROWS,
+    UreroRow,
+    rero,
+    rero_balle,
+    rero_dpsgd,
+    rero_gaussian,
+    rero_tight,
+    rero_wpes,
+    urero,
+    urero_prior,
+    urero_tight,
+    urero_wpes,
+)
+from fedsim.audit.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
 
-
-# --- blind guessing -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kappa:
-    """κ_η of the prior that gives every row of a data set the same probability.
-
-    The best guess need not be a row of the data. `lower` is what the best row achieves as a guess; no guess achieves
-    more than `upper`, because all rows that one guess is right for lie within twice the distance of each other.
-    """
-
-    lower: float
-    upper: float
-    rows: int
-
-    def of_list(self, guesses: int) -> float:
-        """No list of so many guesses holds a right one with a larger probability (union bound)."""
-        return min(1.0, guesses * self.upper)
-
-
-def kappa(rows: Tensor, distance: Distance, eta: float, *, doubled: Distance | None = None) -> Kappa:
-    """κ_η(π, ℓ) for rows (N, ...) and a metric distance(a (n, ...), b (N, ...)) -> (n, N).
-
-    Where ℓ is no metric (cells within a tolerance), `doubled` is the distance that is at most 2η between any two rows
-    for which one guess is right (cells within twice the tolerance).
-    """
-    if not len(rows):
-        raise PrivacyError("kappa: there are no rows to guess from; give at least one public row")
-    within, around = 0, 0
-    for start in range(0, len(rows), 256):
-        block = rows[start : start + 256]
-        near = distance(block, rows)
-        wide = near if doubled is None else doubled(block, rows)
-        within = max(within, int((near <= eta + _ROUNDING).sum(1).max()))
-        around = max(around, int((wide <= 2 * eta + _ROUNDING).sum(1).max()))
-    return Kappa(within / len(rows), max(within, around) / len(rows), len(rows))
-
-
-def kappa_uniform(m: int) -> Kappa:
-    """κ_0 of m equally likely records: 1/m."""
-    return Kappa(1 / m, 1 / m, m)
-
-
-# --- for a claim ----------------------------------------------------------------------------------------------------
-
-
-def as_replace(epsilon: float, delta: float = 0.0) -> tuple[float, float]:
-    """(2ε, (1 + e^ε) δ): what an add/remove guarantee says about replacing (remove, then add)."""
-    _check(epsilon, 0.0, delta)
-    return 2 * epsilon, min(1.0, (1 + _exp(epsilon)) * delta)
-
-
-Bound = Literal["(ε, δ)", "privacy profile"]
-
-
-def amplified(claim: PrivacyClaim) -> bool:
-    """Whether the claim rests on it that a unit may have been left out, and nobody knows."""
-    return claim.sampling != "none" and claim.sample_rate < 1
-
-
-def without_amplification(claim: PrivacyClaim) -> PrivacyClaim:
-    """The same noise for a unit that was drawn: sample rate 1 in all compositions, and the ε that this spends at δ.
-
-    P[success] = q P[success | drawn] + (1 − q) P[success | not drawn], so that an amplified bound on the left says
-    little about the first term. Rate 1 in every release is pessimistic, since only the attacked ones were surely drawn.
-    Where the mechanism is none that is known here, nothing is claimed (ε = ∞).
-    """
-    if not amplified(claim):
-        return claim
-    kinds: tuple[Literal["gaussian", "laplace"], ...] = ("gaussian", "laplace")
-    kind = next((kind for kind in kinds if kind in claim.mechanism.lower()), None)
-    spent = math.inf
-    if kind is not None and claim.noise_multiplier > 0:
-        try:
-            spent = accounted_epsilon(
-                Mechanism(kind, claim.noise_multiplier, claim.adjacency), claim.compositions, claim.delta
-            )
-        except PrivacyError:  # not accounted for at this δ
-            spent = math.inf
-    return dataclasses.replace(claim, epsilon=max(claim.epsilon, spent), sampling="none", sample_rate=1.0)
-
-
-def rero_claim(claim: PrivacyClaim, kappa: float, *, drawn: bool = False) -> tuple[float, Bound]:
-    """The success that a claim allows, and what that rests on: the claim's (ε, δ), or the mechanism's whole profile.
-
-    The profile is used only if the claim names Gaussian noise and its own fields spend no more than its ε. `drawn`:
-    only units that were drawn are tried, so that amplification by sampling does not count.
-    """
-    claim = without_amplification(claim) if drawn else claim
-    if not claim.finite:
-        return 1.0, "(ε, δ)"
-    allowed = rero(claim.epsilon, kappa, delta=claim.delta, adjacency=claim.adjacency)
-    if not _is_gaussian(claim):
-        return allowed, "(ε, δ)"
-    if claim.sampling == "none":
-        profile = rero_gaussian(math.sqrt(claim.compositions) / claim.noise_multiplier, kappa)
-    else:
-        profile = rero_dpsgd(claim.noise_multiplier, claim.sample_rate, claim.compositions, kappa)
-    return (profile, "privacy profile") if profile < allowed else (allowed, "(ε, δ)")
-
-
-def urero_claim(claim: PrivacyClaim, kappa: float, *, drawn: bool = False) -> float:
-    """The advantage over the same answers on an independent record that a claim allows; `drawn` as above."""
-    claim = without_amplification(claim) if drawn else claim
-    if not claim.finite:
-        return 1.0
-    pair = (claim.epsilon, claim.delta)
-    epsilon, delta = as_replace(*pair) if claim.adjacency == "add/remove" else pair
-    return min(urero_tight(epsilon, kappa, delta=delta), rero_claim(claim, kappa)[0])
-
-
-def _is_gaussian(claim: PrivacyClaim) -> bool:
-    if "gaussian" not in claim.mechanism.lower() or claim.sampling == "fixed size":
-        return False
-    if claim.noise_multiplier == 0 or claim.compositions == 0 or claim.delta == 0:
-        return False
-    mechanism = Mechanism("gaussian", claim.noise_multiplier, claim.adjacency, claim.sampling, claim.sample_rate)
-    try:
-        spent = accounted_epsilon(mechanism, claim.compositions, claim.delta)
-    except PrivacyError:
-        return False
-    # A claim may say more than its fields spend (another accountant), never less.
-    return spent <= claim.epsilon * (1 + 1e-4) + 1e-6
-
-
-def _exp(epsilon: float) -> float:
-    return math.exp(min(epsilon, _LARGEST))
-
-
-def _check(epsilon: float, kappa: float, delta: float = 0.0) -> None:
-    for name, value, most in (("epsilon", epsilon, math.inf), ("kappa", kappa, 1.0), ("delta", delta, 1.0)):
-        if not 0 <= value <= most:
-            raise PrivacyError(f"{name} is {value!r}, it must be between 0 and {most:g}")
+__all__ = [
+    "URERO_NOTE",
+    "URERO_ROWS",
+    "Bound",
+    "Curve",
+    "Distance",
+    "Kappa",
+    "UreroRow",
+    "advantage_of_curve",
+    "amplified",
+    "approximate_dp",
+    "as_replace",
+    "attribute_advantage",
+    "attribute_success",
+    "epsilon_from_accuracy",
+    "epsilon_from_advantage",
+    "epsilon_from_attribute_advantage",
+    "epsilon_from_attribute_success",
+    "epsilon_from_balle",
+    "epsilon_from_rates",
+    "epsilon_from_reconstruction",
+    "epsilon_from_uniform_advantage",
+    "epsilon_reconstruction",
+    "for_adjacency",
+    "gaussian",
+    "kappa",
+    "kappa_uniform",
+    "membership_accuracy",
+    "membership_advantage",
+    "membership_advantage_gdp",
+    "membership_advantage_yeom",
+    "membership_claim",
+    "region",
+    "region_dp",
+    "region_gdp",
+    "rero",
+    "rero_balle",
+    "rero_claim",
+    "rero_dpsgd",
+    "rero_gaussian",
+    "rero_tight",
+    "rero_wpes",
+    "sampled_gaussian",
+    "tpr_at_fpr",
+    "tpr_at_fpr_gdp",
+    "tpr_of_curve",
+    "urero",
+    "urero_claim",
+    "urero_prior",
+    "urero_tight",
+    "urero_wpes",
+    "without_amplification",
+]

@@ -21,6 +21,15 @@ from fedsim.scenario.attack import (
     TabularAttack,
     TextAttack,
 )
+from fedsim.scenario.audit import (
+    AuditSection,
+    ClientCanaries,
+    ExampleCanaries,
+    GameAudit,
+    GameName,
+    OneRunSum,
+    TranscriptAudit,
+)
 from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
 from fedsim.scenario.data import (
     ColumnPartition,
@@ -66,7 +75,9 @@ __all__ = [
     "AdaptiveClipping",
     "AdversarySection",
     "AttackSection",
+    "AuditSection",
     "AutomaticAttack",
+    "ClientCanaries",
     "ClientDp",
     "ClientSection",
     "ClosedFormAttack",
@@ -82,11 +93,14 @@ __all__ = [
     "EmbeddedData",
     "EngineSection",
     "ExactAttack",
+    "ExampleCanaries",
     "ExampleDp",
     "FedAvgAttack",
     "FedAvgStrategy",
     "FedSgdStrategy",
     "FishingServer",
+    "GameAudit",
+    "GameName",
     "GradientMatchingAttack",
     "HubData",
     "IidPartition",
@@ -101,6 +115,7 @@ __all__ = [
     "MlpModel",
     "ModelSection",
     "NpzData",
+    "OneRunSum",
     "PartitionSection",
     "PerClientServer",
     "Prune",
@@ -115,6 +130,7 @@ __all__ = [
     "TabularAttack",
     "TextAttack",
     "TextData",
+    "TranscriptAudit",
     "TransformerModel",
     "TrapServer",
 ]

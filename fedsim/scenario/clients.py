@@ -17,6 +17,8 @@ class _Strategy(Section):
     """What the server does with the average."""
     server_momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of the server's SGD."""
+    most_examples: int = Field(1_000_000, ge=1)
+    """A client that says it has more is refused: one that lies could outweigh everybody."""
 
 
 class FedAvgStrategy(_Strategy):
@@ -47,6 +49,8 @@ class ClientSection(Section):
     """The local optimiser; its state starts anew each round."""
     learning_rate: float = Field(0.05, gt=0)
     """The local learning rate."""
+    learning_rate_decay: float = Field(1.0, gt=0, le=1)
+    """The learning rate is multiplied by this after every local step, and starts anew each round."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of SGD."""
     weight_decay: float = Field(0.0, ge=0)
@@ -78,6 +82,14 @@ class CohortSection(Section):
     """The share of the population in a round, in place of `size`."""
     sampling: Literal["fixed", "poisson"] = "fixed"
     """fixed: exactly `size` clients, without replacement; poisson: each client on its own with probability `rate`."""
+    deadline: float = Field(600.0, gt=0)
+    """Seconds that a round waits for replies; who has not answered by then has failed in this round. Inline, nobody is
+    ever late."""
+    least_replies: int = Field(1, ge=1)
+    """Accepted replies without which a round is not aggregated (everybody's, where fewer are drawn)."""
+    retries: int = Field(2, ge=0)
+    """How often a round with too few replies is tried again, each time for another deadline: who failed is asked again,
+    who is late is waited for. After that the run fails, and can be resumed."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from fedsim.scenario.active import ActiveSection
 from fedsim.scenario.attack import AttackSection, KnowledgeSection
+from fedsim.scenario.audit import AuditSection
 from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
 from fedsim.scenario.data import DataSection, EmbeddedData, IidPartition, PartitionSection
 from fedsim.scenario.defence import DefenceSection
@@ -32,12 +33,20 @@ class AdversarySection(Section):
 class EngineSection(Section):
     """Where the clients run. The result does not depend on it."""
 
-    kind: Literal["inline"] = "inline"
-    """inline: in this process, a whole cohort at once."""
+    kind: Literal["inline", "ray", "deploy"] = "inline"
+    """inline: in this process, a whole cohort at once; ray: on the cores of this machine or of a Ray cluster (extra
+    `ray`); deploy: on the machines whose SuperNodes are connected to a Flower SuperLink."""
     threads: int | None = Field(None, ge=1)
     """Threads of the mathematics; null: as many as there are cores."""
     chunk: int | None = Field(None, ge=1)
     """Clients that are trained at once; null: as many as fit the cache."""
+    address: str | None = None
+    """deploy: host:port of the SuperLink, null: 127.0.0.1:8000; ray: of an existing cluster, null: this machine."""
+    root_certificates: str | None = None
+    """deploy: the file of the certificate authority that signed the SuperLink's certificate; null: no TLS, which is
+    allowed on this machine only."""
+    client_cpus: float = Field(1.0, gt=0)
+    """ray: cores that one client takes; as many clients train at once as fit."""
 
 
 class Scenario(Section):
@@ -67,8 +76,8 @@ class Scenario(Section):
     """What the server keeps."""
     attacks: tuple[AttackSection, ...] = ()
     """Attacks to play on the transcript."""
-    audit: tuple[str, ...] = ()
-    """Audits to run, by name."""
+    audit: tuple[AuditSection, ...] = ()
+    """Audits of the privacy claim, for `fedsim audit`."""
     evaluate_every: int = Field(1, ge=1)
     """Evaluate the model on held-out data after every so many rounds, and after the last."""
     engine: Annotated[EngineSection, shorthand("kind")] = EngineSection()

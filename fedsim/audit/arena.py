@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where games are played: the training of a scenario, repeated for all trials at once in the replica kernel.
+
+One replica is the training of one client for all its rounds: the steps, the batches, the clipping and the noise of the
+scenario, on as many rows as a client holds. Its final weights are what a white box shows. Rows come from all data that
+there is, training and test, so that there are rows that were not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedsim.errors import AuditError
+from fedsim.federation.client import local_work
+from fedsim.federation.plan import Plan, plan
+from fedsim.privacy import SERVER, PrivacyClaim
+from fedsim.randomness import ClientRandomness
+from fedsim.scenario import Scenario
+from fedsim.training import Layout, LocalWork, train_cohort
+
+Numbers = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Arena:
+    """A model, a pool of rows, and how a replica is trained on some of them."""
+
+    model: nn.Module
+    layout: Layout
+    start: Tensor
+    x: Tensor
+    y: Tensor
+    classes: int
+    rows: int
+    """How many rows a replica is trained on."""
+    work: LocalWork
+    claim: PrivacyClaim | None
+    """What is claimed for one of these rows against the server."""
+    groups: Rows | None
+    seed: int
+
+    @classmethod
+    def of(cls, scenario: Scenario, seed: int) -> Arena:
+        """The arena of a scenario."""
+        planned = plan(scenario)
+        data = planned.dataset
+        if data.kind == "text":
+            raise AuditError("games are played with images and tables, and this data is text; use `fedsim attack`")
+        found = [claim for claim in planned.claims if claim.unit == "example" and claim.observer == SERVER]
+        x, y = torch.cat([data.x_train, data.x_test]), torch.cat([data.y_train, data.y_test])
+        rows = _rows_of_a_client(planned)
+        if len(x) - rows < 16:
+            raise AuditError(
+                f"a client holds {rows} of all {len(x)} rows, so that there are no others to compare with; set"
+                " partition.examples_per_client to fewer"
+            )
+        work = _whole_work(planned, rows)
+        return cls(
+            planned.model, planned.layout, planned.start, x, y, data.classes, rows, work,
+            found[0] if found else None, data.groups, seed,
+        )  # fmt: skip
+
+    def train(self, members: list[Rows], first: int = 0) -> Tensor:
+        """(K, P): the final weights of replicas that are trained on these rows, the k-th with randomness first + k."""
+        randomness = [ClientRandomness(self.seed, 0, first + k) for k in range(len(members))]
+        return self.start + train_cohort(self.model, self.start, self.x, self.y, members, self.work, randomness).updates
+
+    @torch.no_grad()
+    def losses(self, weights: Tensor, rows: Rows) -> Tensor:
+        """(K, M, classes): the cross-entropy of M rows under K models, for each label that they could have."""
+        x = self.x[rows]
+        self.model.eval()
+        each = [functional_call(self.model, self.layout.unflatten(row), (x,), strict=False) for row in weights]
+        return -F.log_softmax(torch.stack(each).double(), -1)
+
+    def confidence(self, weights: Tensor, rows: Rows) -> Numbers:
+        """(K, M): ln p/(1 − p) of the true label, which is nearly Gaussian (Carlini et al. 2022, section VI)."""
+        losses = self.losses(weights, rows).gather(-1, self.y[rows].view(1, -1, 1).expand(len(weights), -1, 1))
+        return (-losses - torch.log(-torch.expm1(-losses.clamp_min(1e-12)))).squeeze(-1).numpy()
+
+
+def _rows_of_a_client(planned: Plan) -> int:
+    """Of the client that spent most: the claim is about its examples."""
+    sizes = {planned.partition.size(int(client)) for cohort in planned.cohorts for client in cohort}
+    return min(size for size in sizes if size)
+
+
+def _whole_work(planned: Plan, rows: int) -> LocalWork:
+    """All steps of all rounds, one after the other; FedSGD's step is the server's."""
+    scenario = planned.scenario
+    work = local_work(scenario, planned.noise.example or 0.0)
+    steps = scenario.rounds * work.local_steps(rows)
+    if work.kind == "fedavg":
+        return replace(work, epochs=1, steps=steps)
+    rate = scenario.strategy.server_learning_rate
+    return replace(
+        work, kind="fedavg", optimizer="sgd", learning_rate=rate, momentum=0.0, weight_decay=0.0, steps=steps
+    )

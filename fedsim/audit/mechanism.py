@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audit somebody else's DP code: any `mechanism(dataset, rng)`.
+
+    from fedsim.audit import Claim, audit_mechanism
+
+    def noisy_sum(records, rng):
+        return np.clip(records, 0, 1).sum() + rng.laplace(scale=1 / 0.5)
+
+    print(audit_mechanism(noisy_sum, Claim(epsilon=0.5)).sentence())
+
+The auditor runs the mechanism on neighbouring data sets and learns to tell its outputs apart. All pairs are tried with
+a few runs, the promising ones with more. Three times an event is written down and counted on runs that nobody has seen
+(`STAGES`); each time has its part of the error probability, divided among the pairs that are tested. So a claim that
+holds is called violated with probability at most 1 − confidence, however many pairs and scores were looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedsim.audit.distinguishing import epsilon_distinguishing, power
+from fedsim.audit.pairs import Domain, Pair, as_pairs, worst_pairs
+from fedsim.audit.planner import fewest
+from fedsim.audit.running import Mechanism, runs_on, seeded
+from fedsim.audit.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
+from fedsim.audit.tier_b import gap_of, model_based
+from fedsim.audit.verdict import LEAST, POWER, Claim, ClaimLike, Verdict, decide
+from fedsim.errors import AuditError
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A mechanism with its claim and, where the worst cases are known, its data sets."""
+
+    mechanism: Mechanism
+    claim: Claim
+    pairs: Sequence[Any] | None = None
+    domain: Domain | None = None
+    like: Any = None
+    exact_epsilon: float | None = None
+    """The exact ε at δ, where it is known; it explains a part of the gap."""
+    trials: int | None = None
+    """Runs that suffice, where that is known."""
+
+
+def audit_mechanism(
+    mechanism: Mechanism | Subject,
+    claim: ClaimLike | None = None,
+    pairs: Sequence[Any] | None = None,
+    *,
+    trials: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    domain: Domain | tuple[float, float] | None = None,
+    like: Any = None,
+    factor: float = 2.0,
+    exact_floats: bool = False,
+) -> Verdict:
+    """Whether a mechanism keeps its claim, by at most `trials` runs of it.
+
+    Args:
+        mechanism: called with a data set and a `numpy.random.Generator`; returns anything (`outputs`). It may have a
+            method `batch(dataset, rng, trials)` that returns that many outputs at once, which is faster.
+        claim: ε, δ, unit and adjacency: a `Claim` or a `PrivacyClaim`.
+        pairs: neighbouring data sets (first, second). Without them, worst-case arrays are made (`worst_pairs`).
+        trials: runs of the mechanism, all together; by default so many that the verdict can be `consistent`, between
+            20,000 and a million: 20,000 for ε = 1 at δ = 0, 190,000 at δ = 10⁻⁵.
+        confidence: a true claim is refuted with probability at most 1 − confidence.
+        seed: of everything random here. A mechanism with randomness of its own is seeded through numpy and torch.
+        domain: what numbers a record may hold, for made pairs; by default −1000 to 1000.
+        like: an example data set, for made pairs: its record shape and number of records are taken.
+        factor: a mechanism this many times worse than claimed must be caught for the verdict `consistent`.
+        exact_floats: also look at single bits: every ε-DP mechanism on plain floating-point numbers is then violated
+            (Mironov 2012), which is true, and seldom the question.
+    """
+    subject = _subject(mechanism, claim, pairs, domain, like)
+    if not 0 < confidence < 1:
+        raise AuditError(f"confidence is {confidence!r}; it must lie between 0 and 1, such as 0.95")
+    if factor <= 1:
+        raise AuditError(f"factor is {factor!r}; it must be above 1: how much worse than claimed must be caught")
+    budget = trials or subject.trials or _enough(Claim.of(subject.claim), factor, 1 - confidence)
+    if budget < FEWEST:
+        raise AuditError(f"trials is {budget}; an audit needs at least {FEWEST} runs")
+    rng = np.random.default_rng(seed)
+    audit = Audit(subject.mechanism, Claim.of(subject.claim), 1 - confidence, rng, exact_floats)
+    with seeded(seed):
+        count_in_stages(audit, search(audit, _pairs(subject), budget), budget)
+    return _verdict(audit, subject, budget, factor)
+
+
+def _subject(
+    mechanism: Mechanism | Subject,
+    claim: ClaimLike | None,
+    pairs: Sequence[Any] | None,
+    domain: Domain | tuple[float, float] | None,
+    like: Any,
+) -> Subject:
+    if not isinstance(mechanism, Subject):
+        if claim is None:
+            raise AuditError("claim is missing; give a Claim(epsilon, delta), or a Subject that carries one")
+        mechanism = Subject(mechanism, Claim.of(claim))
+    given: dict[str, Any] = {"claim": Claim.of(claim) if claim else None, "pairs": pairs, "like": like}
+    given["domain"] = Domain(*domain) if isinstance(domain, tuple) else domain
+    return dataclasses.replace(mechanism, **{name: value for name, value in given.items() if value is not None})
+
+
+def _pairs(subject: Subject) -> list[Pair]:
+    """The given pairs, or made ones on which the mechanism gives an answer."""
+    if subject.pairs is not None:
+        given = as_pairs(subject.pairs)
+        problems = [runs_on(subject.mechanism, pair, both=True) for pair in given]
+        if all(problems):
+            raise AuditError(
+                f"the mechanism answers on none of the given pairs ({problems[0]}); mend it or give others"
+            )
+        return given
+    shapes: list[tuple[int, ...]] = [(), (4,)]
+    size = 10
+    if subject.like is not None:
+        array = np.asarray(subject.like)
+        shapes, size = [array.shape[1:]], max(1, len(array) - 1)
+    domain = subject.domain or Domain()
+    trouble = ""
+    for shape in shapes:
+        raised = [
+            (pair, runs_on(subject.mechanism, pair))
+            for pair in worst_pairs(subject.claim.adjacency, shape, domain, size)
+        ]
+        if kept := [pair for pair, problem in raised if not problem]:
+            return kept
+        trouble = trouble or raised[0][1]
+    raise AuditError(f"pairs is missing, and the mechanism takes no arrays of numbers ({trouble}); give pairs or like")
+
+
+def _verdict(audit: Audit, subject: Subject, budget: int, factor: float) -> Verdict:
+    claim, confidence = audit.claim, 1 - audit.error
+    caught = partial(_caught, claim, factor, audit.error)
+    if not audit.counts:
+        nothing = epsilon_distinguishing(0, 0, budget, claim.delta, confidence, method="exact test on fresh runs")
+        return decide(
+            claim, [nothing], 1.0, confidence=confidence, power=caught(budget), factor=factor, trials=audit.used,
+            evidence="all outputs are the same on all data sets",
+        )  # fmt: skip
+    count, bound = audit.best()
+    lines, fitted = model_based(count, claim.delta, confidence, audit.error * count.share)
+    settle = "" if caught(budget) >= POWER else _settle(caught)
+    return decide(
+        claim,
+        [bound, *lines],
+        audit.p_value(count),
+        confidence=confidence,
+        power=caught(budget),
+        factor=factor,
+        trials=audit.used,
+        gap=gap_of(count, bound.lower, claim, fitted, subject.exact_epsilon),
+        settle=settle,
+        evidence=_evidence(subject, count),
+    )
+
+
+def _evidence(subject: Subject, count: Count) -> str:
+    seen = f"{count.pair.name}: {count.event}: {count.correct} of {count.guesses} guesses right"
+    made = subject.pairs is None and subject.domain is None
+    if made and max(np.abs(part).max(initial=0.0) for part in (count.pair.first, count.pair.second)) > 1:
+        # A leak that needs large records is none where records cannot be large, which nobody has said.
+        return f"{seen}; give domain=(low, high) if records cannot be that large"
+    return seen
+
+
+def _caught(claim: Claim, factor: float, error: float, budget: int) -> float:
+    """The power of the last stage alone, and of seeing it again, so that the figure is on the careful side."""
+    part, _, share = STAGES[-1]
+    worse = max(factor * claim.epsilon, claim.epsilon + LEAST)
+    alternative = partial(power, worse, claim.epsilon, claim.delta)
+    return alternative(int(budget * part), error * share) * alternative(int(budget * CONFIRM), error)
+
+
+def _enough(claim: Claim, factor: float, error: float) -> int:
+    """As many runs as settle it, within reason."""
+    caught = partial(_caught, claim, factor, error)
+    needed = fewest(lambda budget: caught(budget) >= POWER, start=20_000, most=10**6)
+    return max(20_000, min(needed or 10**6, 10**6))
+
+
+def _settle(caught: Callable[[int], float]) -> str:
+    needed = fewest(lambda budget: caught(budget) >= POWER, start=FEWEST)
+    if needed is None:
+        return "No number of runs up to 10^9 settles it without a model; use canaries in every round, and tier B."
+    return f"About {needed:,} runs would settle it."
+
+
+def audit_target(
+    target: str,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    adjacency: str | None = None,
+    trials: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    **options: Any,
+) -> Verdict:
+    """The audit of "module:function": a mechanism, a `Subject`, or a function that makes one without arguments."""
+    subject = load_target(target)
+    if isinstance(subject, Subject):
+        changes: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+        claim = dataclasses.replace(subject.claim, **{k: v for k, v in changes.items() if v is not None})
+    elif epsilon is None:
+        raise AuditError(f"epsilon is missing; {target} is a plain function, so say what it claims")
+    else:
+        claim = Claim(epsilon, delta or 0.0, adjacency=adjacency or "add/remove")  # type: ignore[arg-type]
+    return audit_mechanism(subject, claim, trials=trials, confidence=confidence, seed=seed, **options)
+
+
+def load_target(target: str) -> Mechanism | Subject:
+    """What "module:function" names, such as fedsim.audit.mechanisms:laplace."""
+    module, colon, name = target.partition(":")
+    if not colon or not module or not name:
+        raise AuditError(f"target is {target!r}; it must be module:function, such as mypackage.private:noisy_sum")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise AuditError(f"target is {target!r}, but {error}; give a module that Python can import") from error
+    if isinstance(found, Subject):
+        return found
+    if not callable(found):
+        raise AuditError(f"target {target!r} is {type(found).__name__}; it must be a function or a Subject")
+    return _made(found)
+
+
+def _made(found: Callable[..., Any]) -> Mechanism | Subject:
+    """What a function that can be called without arguments makes, if that is a mechanism; else the function itself."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return found
+    kinds = inspect.Parameter
+    if any(
+        one.default is kinds.empty and one.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD) for one in parameters
+    ):
+        return found
+    made = found()
+    return made if isinstance(made, Subject) or callable(made) else found

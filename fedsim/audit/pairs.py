@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbouring data sets: two that differ in one record, chosen so that a mechanism's leak, if any, is easy to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import AuditError
+from fedsim.privacy.claim import Adjacency
+
+Records = NDArray[np.float64]
+FAR = 1000.0
+"""The magnitude of a record that no sensible clipping norm lets through, where the domain does not say otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two data sets that a claim says cannot be told apart, and what they are for people."""
+
+    first: Any
+    second: Any
+    name: str = "the given pair"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a record may be: each number between low and high; the norm at most `norm`, where one is given."""
+
+    low: float = -FAR
+    high: float = FAR
+    norm: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty domain."""
+        if not self.low < self.high:
+            raise AuditError(f"domain is {self.low:g} to {self.high:g}; low must be below high")
+
+    def fits(self, record: Records) -> bool:
+        """Whether a record may be so."""
+        inside = bool((record >= self.low).all() and (record <= self.high).all())
+        return inside and (self.norm is None or float(np.linalg.norm(record)) <= self.norm * (1 + 1e-12))
+
+
+def as_pairs(pairs: Sequence[Any]) -> list[Pair]:
+    """Pairs as a user gives them: `Pair` objects, or (first, second), or (first, second, name)."""
+    made = [pair if isinstance(pair, Pair) else _tuple_pair(place, pair) for place, pair in enumerate(pairs)]
+    if not made:
+        raise AuditError("pairs is empty; give at least one (data set, neighbouring data set), or leave it out")
+    return made
+
+
+def _tuple_pair(place: int, pair: Any) -> Pair:
+    if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
+        raise AuditError(f"pairs[{place}] is {type(pair).__name__}; it must be (data set, neighbouring data set)")
+    return Pair(pair[0], pair[1], str(pair[2]) if len(pair) == 3 else f"given pair {place}")
+
+
+def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, size: int = 10) -> list[Pair]:
+    """Worst-case pairs of arrays (n, *shape): what is left of one data set without a record is the other.
+
+    Records: along the first and last coordinate, all coordinates at once, on both sides, at magnitude 1 and at the end
+    of the domain, and zero (which shows a number of records that is not hidden). The rest: empty, zeros, copies.
+    """
+    records = _records(shape, domain)
+    zero = np.zeros(shape)
+    pairs: list[Pair] = []
+    for rest_name, rest in _rests(shape, domain, size):
+        for name, record in records:
+            what = f"{name} beside {rest_name}"
+            if adjacency == "add/remove":
+                pairs.append(Pair(_with(rest, record), rest, f"with and without {what}"))
+            elif domain.fits(-record) and record.any():
+                pairs.append(Pair(_with(rest, record), _with(rest, -record), f"{what}, or its negative"))
+            elif record.any():
+                other = _other(zero, record, domain)
+                pairs.append(Pair(_with(rest, record), _with(rest, other), f"{what}, or another"))
+    return pairs
+
+
+def _with(rest: Records, record: Records) -> Records:
+    return np.concatenate([rest, record[None]])
+
+
+def _other(zero: Records, record: Records, domain: Domain) -> Records:
+    low = np.full_like(zero, domain.low)
+    if domain.fits(zero):
+        return zero
+    return low if domain.fits(low) and (low != record).any() else zero
+
+
+def _records(shape: tuple[int, ...], domain: Domain) -> list[tuple[str, Records]]:
+    width = int(np.prod(shape, dtype=int))
+    places = [0] if width == 1 else [0, width - 1]
+    ends = sorted({1.0, domain.high, -1.0, domain.low}, key=lambda end: (abs(end), -end))
+    found: list[tuple[str, Records]] = []
+    for end in ends:
+        for place in places:
+            record = np.zeros(width)
+            record[place] = end
+            found.append((f"{end:g} in coordinate {place}", record.reshape(shape)))
+        if width > 1:
+            scale = 1.0 if domain.norm is None else 1 / np.sqrt(width)
+            found.append((f"{end * scale:g} in all coordinates", np.full(shape, end * scale)))
+    if domain.norm is not None:
+        along = np.zeros(width)
+        along[0] = domain.norm
+        found.append((f"norm {domain.norm:g} in coordinate 0", along.reshape(shape)))
+    found.append(("a record of zeros", np.zeros(shape)))
+    kept = [(name, record) for name, record in found if domain.fits(record)]
+    return kept or [("the lowest record", np.full(shape, domain.low)), ("the highest", np.full(shape, domain.high))]
+
+
+def _rests(shape: tuple[int, ...], domain: Domain, size: int) -> Iterator[tuple[str, Records]]:
+    base = np.zeros(shape)
+    if not domain.fits(base):
+        base = np.full(shape, domain.low)
+    yield f"{size} equal ones", np.repeat(base[None], size, axis=0)
+    yield "nothing", np.zeros((0, *shape))
+    top = np.full(shape, min(domain.high, 1.0) if domain.norm is None else 0.0)
+    if domain.fits(top) and (top != base).any():
+        yield f"{size} large ones", np.repeat(top[None], size, axis=0)
+    spread = np.linspace(max(domain.low, -1.0), min(domain.high, 1.0), size).reshape(size, *([1] * len(shape)))
+    if domain.norm is None and spread.min() >= domain.low and spread.max() <= domain.high:
+        yield f"{size} spread ones", np.broadcast_to(spread, (size, *shape)).copy()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `fedsim audit`: of a scenario, of the scenario of a run, or of any Python function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import AuditError
+
+if TYPE_CHECKING:
+    from fedsim.federation.run import Run
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_function(target: str) -> bool:
+    """Whether a target is module:function, and no file of that name."""
+    return bool(_FUNCTION.fullmatch(target)) and not Path(target).exists()
+
+
+def audit_function(target: str, options: Mapping[str, Any], as_json: bool) -> None:
+    """Audit module:function, and show the verdict."""
+    import sys
+
+    from fedsim import screen
+    from fedsim.audit_screen import verdict_rows
+
+    sys.path.insert(0, str(Path.cwd()))  # a console script does not have the working directory on its path
+    try:
+        from fedsim.audit.mechanism import audit_target
+
+        verdict = audit_target(target, **options)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if as_json:
+        screen.show_json({"target": target, "sentence": verdict.sentence(), "verdict": verdict.to_dict()})
+    else:
+        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict())])
+
+
+def open_target(
+    target: str, options: Mapping[str, Any], overrides: Sequence[str], audits: Sequence[str], out: Path | None
+) -> Run | None:
+    """The run that a target names; None if it names a scenario, which is then to be run."""
+    if options:
+        name, value = next(iter(options.items()))
+        raise AuditError(
+            f"--{name} {value} is for module:function; of a scenario or a run use"
+            f" --audit '{{kind: example-canaries, confidence: 0.99}}'"
+        )
+    if not Path(target).is_dir():
+        _check(audits)
+        return None
+    if overrides or out is not None:
+        raise AuditError(f"{target} is a run, which is over: leave --set and --out out, or audit its scenario")
+    import fedsim
+
+    return fedsim.open_run(target)
+
+
+def _check(audits: Sequence[str]) -> None:
+    """Before a scenario is run: whether the audits that were asked for exist."""
+    if audits:
+        from fedsim.scenario_file import load_scenario
+
+        load_scenario("quickstart", [_override(audits)])
+
+
+def _override(audits: Sequence[str]) -> str:
+    for audit in audits:
+        if not audit.strip():
+            raise AuditError(
+                f"--audit {audit!r} names no audit; name one, for example example-canaries, or leave it out"
+            )
+    return f"audit=[{', '.join(audits)}]"
+
+
+def audit(run: Run, audits: Sequence[str], quiet: bool) -> list[dict[str, Any]]:
+    """Play audits on the scenario of a run; what is in its audit.json then."""
+    from fedsim.audit_screen import showing_audits
+    from fedsim.auditing import audit_run, read_audits
+    from fedsim.scenario_file import load_scenario
+
+    scenario = load_scenario(run.path / "scenario.yaml", [_override(audits)] if audits else [])
+    with showing_audits(quiet=quiet) as progress:
+        audit_run(run, scenario, progress=progress)
+    return read_audits(run.path)
+
+
+def show(run: Run, audits: Sequence[Mapping[str, Any]], report: Path | None, as_json: bool) -> None:
+    """What was found, for people or for programs."""
+    from fedsim import screen
+    from fedsim.audit_screen import audit_rows
+
+    if as_json:
+        document = {"folder": str(run.path), "report": str(report) if report else None, "audits": list(audits)}
+        screen.show_json(document)
+    else:
+        last = [("folder", str(run.path)), *([("report", str(report))] if report else [])]
+        screen.show_rows([*audit_rows(audits), *last])

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The games of Salem et al. 2023: as data, as relations, and played."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from fedsim.audit.arena import Arena
+from fedsim.audit.games import GAMES, bounded_by, game_named, is_bounded_by_dp, relations
+from fedsim.audit.players import PLAYERS, UNPLAYABLE
+from fedsim.audit.playing import Trials, judge_trials, play, play_and_judge
+from fedsim.audit.verdict import Claim
+from fedsim.errors import AuditError
+from fedsim.scenario import GameName, Scenario
+
+BASE: dict[str, Any] = {
+    "data": "digits",
+    "model": {"name": "mlp", "hidden": [32]},
+    "partition": {"kind": "iid", "examples_per_client": 40},
+    "client": {"batch_size": 20, "learning_rate": 0.3, "epochs": 6},
+    "cohort": {"population": 3},
+    "rounds": 5,
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def arena() -> Arena:
+    return Arena.of(Scenario.model_validate(BASE), 0)
+
+
+@pytest.fixture(scope="module")
+def private_arena() -> Arena:
+    defence = {"example_dp": {"noise_multiplier": 4.0}}
+    return Arena.of(Scenario.model_validate({**BASE, "rounds": 2, "defence": defence}), 0)
+
+
+# --- as data --------------------------------------------------------------------------------------------------------
+
+
+def test_all_eighteen_are_there_and_playable_or_say_why_not() -> None:
+    names = set(get_args(GameName))
+    assert len(names) == 18
+    assert set(GAMES) == names
+    assert set(PLAYERS) | set(UNPLAYABLE) == names
+    assert not set(PLAYERS) & set(UNPLAYABLE)
+    with pytest.raises(AuditError, match="chess"):
+        game_named("chess")
+
+
+def test_the_parts_are_those_of_the_table() -> None:
+    assert GAMES["MI"].sees == "white box"
+    assert GAMES["MI-BB"].sees == "black box"
+    assert GAMES["MI-Adv"].challenge == "adversary"
+    assert GAMES["MI-Pois"].data == ("random", "adversary")
+    assert GAMES["RC"].data == ("parameter",)
+    assert GAMES["PI"].stakes == ("distribution",)
+    assert GAMES["DPD"].data == ("adversary",)
+    assert "Game 5" in GAMES["AI"].source
+    assert GAMES["AI"].about.startswith("AI: ")
+
+
+def test_differential_privacy_bounds_what_it_bounds() -> None:
+    for name in ("MI", "MI-BB", "MI-Adv", "MI-Diff", "MI-Pois", "MI-SQ", "AI", "Inv", "RC", "RC-Targ", "SMI", "DPD"):
+        assert is_bounded_by_dp(name), name  # type: ignore[arg-type]
+    for name in ("PI", "MI-Subj", "MI-User", "MM", "RC-Untarg"):
+        assert not is_bounded_by_dp(name), name  # type: ignore[arg-type]
+    assert bounded_by("AI", "MI") == 1.0
+    assert bounded_by("MI", "AI") is None
+    separated = {(r.of, r.by) for r in relations() if not r.holds}
+    assert ("PI", "DPD") in separated
+    assert not separated & {(r.of, r.by) for r in relations() if r.holds}
+
+
+# --- judged ---------------------------------------------------------------------------------------------------------
+
+
+def _trials(truth: np.ndarray, score: np.ndarray) -> Trials:
+    return Trials(GAMES["DPD"], truth, score, "add/remove")
+
+
+def test_a_gaussian_channel_is_judged_as_what_it_is() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.random(4000) < 0.5
+    finding = judge_trials(_trials(truth, truth + rng.standard_normal(4000)), Claim(4.377, 1e-5))
+    assert finding.verdict is not None
+    assert finding.verdict.status != "violated"
+    assert finding.numbers["advantage"] < finding.numbers["allowed_advantage"]
+    broken = judge_trials(_trials(truth, truth + rng.standard_normal(4000)), Claim(0.2, 1e-5))
+    assert broken.verdict is not None
+    assert broken.verdict.status == "violated"
+    assert "δ = 1e-05" in broken.sentence
+
+
+def test_noise_is_a_violation_as_seldom_as_promised() -> None:
+    rng = np.random.default_rng(1)
+    for scores in (lambda: rng.standard_normal(300), lambda: np.zeros(300)):
+        made = [judge_trials(_trials(rng.random(300) < 0.5, scores()), Claim(0.0, 1e-9)).verdict for _ in range(100)]
+        assert sum(verdict is not None and verdict.status == "violated" for verdict in made) <= 10
+
+
+def test_a_claim_is_converted_to_the_two_worlds_of_the_game() -> None:
+    rng = np.random.default_rng(2)
+    truth = rng.random(400) < 0.5
+    trials = Trials(GAMES["MI"], truth, rng.standard_normal(400), "replace")
+    finding = judge_trials(trials, Claim(1.0, 1e-6))
+    assert finding.verdict is not None
+    assert finding.verdict.claim == Claim(2.0, 1e-6 * (1 + np.e), adjacency="replace")
+    assert judge_trials(trials, Claim(30.0, 1e-5)).verdict is None
+    same = judge_trials(_trials(truth, truth * 1.0), Claim(1.0, 1e-6, adjacency="replace"))
+    assert same.verdict is not None
+    assert same.verdict.claim.adjacency == "replace"
+
+
+# --- played ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("MI", 0.65), ("MI-Diff", 0.6), ("MI-Pois", 0.6), ("MI-SQ", 0.9), ("MI-Adv", 0.95), ("SMI", 0.95), ("AI", 0.53),
+     ("Inv", 0.55), ("RC", 0.55), ("PI", 0.6), ("MI-User", 0.8)],
+)  # fmt: skip
+def test_without_a_defence_the_adversary_wins(arena: Arena, name: str, least: float) -> None:
+    trials = play(name, arena, 120)
+    finding = judge_trials(trials, arena.claim)
+    assert len(trials.truth) == len(trials.score) == 120
+    assert finding.numbers["auc"] > least
+    assert finding.verdict is None
+
+
+def test_worst_case_data_shows_more_than_random_data_and_both_stay_within_the_claim(private_arena: Arena) -> None:
+    random, worst = play("MI", private_arena, 200), play("DPD", private_arena, 200)
+    claim = private_arena.claim
+    assert claim is not None
+    judged = judge_trials(random, claim), judge_trials(worst, claim)
+    assert judged[0].numbers["auc"] < judged[1].numbers["auc"]
+    assert all(one.verdict is None or one.verdict.status != "violated" for one in judged)
+    # every step is seen: the scores have the law of the log-likelihood ratio, so that E[e^L | out] = 1
+    assert np.exp(worst.score[~worst.truth]).mean() == pytest.approx(1.0, abs=0.5)
+
+
+def test_the_same_seed_plays_the_same_game(private_arena: Arena) -> None:
+    first, second = play("MI-Adv", private_arena, 20), play("MI-Adv", private_arena, 20)
+    assert (first.score == second.score).all()
+
+
+def test_what_cannot_be_played_says_what_to_do(arena: Arena) -> None:
+    with pytest.raises(AuditError, match="fedsim attack"):
+        play("RC-Targ", arena)
+    with pytest.raises(AuditError, match=r"set defence\.example_dp"):
+        play("DPD", arena, 20)
+    with pytest.raises(AuditError, match="at least 20 times"):
+        play("MI", arena, 3)
+    everything = Scenario.model_validate({**BASE, "partition": "iid", "cohort": {"population": 1}, "data": {
+        "source": "digits", "test_fraction": 0.005}})  # fmt: skip
+    with pytest.raises(AuditError, match="examples_per_client to fewer"):
+        play_and_judge("MI", everything, 20, 0)
