@@ -2,16 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow lint bench bench-inversion clean wheel-check help
+.PHONY: demo test test-slow test-deploy faults lint bench bench-inversion calibrate clean wheel-check help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       run the quickstart scenario and write its report"
 	@echo "make test       run the tests (minutes)"
 	@echo "make test-slow  run the tests that take longer"
+	@echo "make test-deploy  a real federation in network namespaces (root; installs nginx, iproute2, openssh)"
+	@echo "make faults     break a federation in every way that we know, and print what happened"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
+	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (half an hour)"
 	@echo "make clean      remove .venv, caches and build products"
 
 # torch first and pinned: a looser request can pull gigabytes of CUDA packages.
@@ -34,10 +37,22 @@ demo: .venv/installed
 	$(BIN)/fedsim run quickstart
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy" -n 2
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+# Where packages cannot be installed or namespaces are not allowed, the tests skip and say why.
+test-deploy: .venv/installed
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    ! (command -v ip && command -v nginx && command -v ssh-keygen) >/dev/null; then \
+	    (apt-get update -qq && apt-get install -y -qq iproute2 nginx-light openssh-client) >/dev/null 2>&1 \
+	    || echo "packages could not be installed: the tests that need them will skip"; fi
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m deploy tests/deploy
+
+# Bad replies, too few replies, full disks, killed processes: what was expected of each, and what happened.
+faults: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults --matrix
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -46,6 +61,7 @@ lint: .venv/installed
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/simulation.py
+	.venv-bench/bin/python benchmarks/engines.py
 
 .venv-peers/installed: constraints.txt
 	$(PYTHON) -m venv .venv-peers
@@ -59,6 +75,9 @@ bench-inversion: .venv/installed .venv-peers/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/exact_inversion.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/table_inversion.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/text_inversion.py
+
+calibrate: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py
 
 clean:
 	rm -rf .venv .venv-peers .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -92,9 +92,7 @@ def cost() -> None:
         )
     for few, many in ((5, 50), (50, 500)):
         grew = found[many]["megabytes"] / max(found[few]["megabytes"], 1.0)
-        print(
-            f"cost memory from {few} to {many} steps: x {grew:.2f} (square root of that: {(many / few) ** 0.5:.2f})"
-        )
+        print(f"cost memory from {few} to {many} steps: x {grew:.2f} (square root of that: {(many / few) ** 0.5:.2f})")
 
 
 # --- quality --------------------------------------------------------------------------------------------------------

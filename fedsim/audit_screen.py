@@ -68,5 +68,6 @@ def verdict_rows(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
         lower = (
             estimate["lower"] if isinstance(estimate["lower"], str) else f"{int(estimate['lower'] * 1000) / 1000:.3f}"
         )
-        rows.append((f"  tier {estimate['tier']}", f"ε ≥ {lower} {about}, {sure}: {estimate['method']}"))
+        about_claim = next((f"; {said}" for said in estimate["assumptions"] if said.startswith("the claim is")), "")
+        rows.append((f"  tier {estimate['tier']}", f"ε ≥ {lower} {about}, {sure}: {estimate['method']}{about_claim}"))
     return rows

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
+from fedsim.deploy.commands import app as deploy_app
 from fedsim.errors import DataError, FedsimError, FolderTakenError, ModelError, PrivacyError, RunError, ScenarioError
 
 if TYPE_CHECKING:
@@ -34,12 +35,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(deploy_app, name="deploy")
+
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario's name, or the path of a file.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; can be repeated.")
 ]
 AccountantName = Literal["pld", "rdp", "prv", "all"]
+EngineName = Literal["inline", "ray", "deploy"]
 NoiseName = Literal["gaussian", "laplace"]
+AdjacencyName = Literal["add/remove", "replace"]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 
 
@@ -112,11 +117,15 @@ def run(
     ] = None,
     as_json: JsonOption = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
+    engine: Annotated[
+        EngineName | None, typer.Option(help="Where the clients run: here, on Ray, or on a SuperLink's machines.")
+    ] = None,
 ) -> None:
     """Run a scenario: train, write down what the server sees, and report."""
     from fedsim import screen
     from fedsim.attack_screen import attack_documents, attack_rows
 
+    overrides = [*(overrides or ()), *([f"engine.kind={engine}"] if engine else ())]
     finished = _resume(scenario, overrides, out, resume, as_json) if resume else _run(scenario, overrides, out, as_json)
     attacks = _attack(finished, finished.scenario, as_json, again=False) if finished.scenario.attacks else set()
     report = _report(finished, no_report)
@@ -172,7 +181,7 @@ def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet:
 def _resume(name: str | None, overrides: list[str] | None, out: Path | None, folder: Path, quiet: bool) -> Run:
     if name is not None or overrides or out is not None:
         raise RunError(
-            f"--resume {folder} goes on with the scenario in that folder; leave SCENARIO, --set and --out out"
+            f"--resume {folder} goes on with the scenario in that folder; leave SCENARIO, --set, --engine and --out out"
         )
     from fedsim import screen
     from fedsim.federation.run import resume
@@ -199,6 +208,41 @@ def _interrupted(folder: Path) -> int:
     begun = (folder / "scenario.yaml").is_file()
     how = f"go on with `fedsim run --resume {folder}`" if begun else "nothing was written"
     return _fail(f"interrupted; {how}", code=130)
+
+
+@deploy_app.command()
+def submit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The deployment folder, or its server folder.")],
+    scenario: ScenarioArgument,
+    overrides: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The run's folder; by default the next free DIR/server/runs/.")
+    ] = None,
+    as_json: JsonOption = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
+) -> None:
+    """Run a scenario on the clients that are connected, and follow it to its end."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.submission import prepared
+
+    changed, path = prepared(open_server(folder), scenario, overrides or ())
+    run(scenario, changed, out or path, None, as_json, no_report)
+
+
+@app.command()
+def ledger(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A client's ledger, or the folder that holds it.")],
+    delta: Annotated[float, typer.Option(help="The δ at which ε is stated.")] = 1e-5,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a client has spent of its privacy, over all runs."""
+    from fedsim import screen
+    from fedsim.deploy.accounts import ledger_document, ledger_rows
+
+    if as_json:
+        screen.show_json(ledger_document(file, delta))
+    else:
+        screen.show_rows(ledger_rows(file, delta))
 
 
 @app.command()
@@ -267,6 +311,35 @@ def report(
 
 
 @app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: JsonOption = False
+) -> None:
+    """Say how far a run is, and why it ended; the exit code is 1 for a run that failed."""
+    from fedsim import screen
+    from fedsim.following import FAILED, status, status_rows
+
+    found = status(folder)
+    if as_json:
+        screen.show_json(found)
+    else:
+        screen.show_rows(status_rows(found))
+    if found["state"] == "failed":
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def logs(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on to the end of the run.")] = False,
+) -> None:
+    """Print what the server of a deployed run has printed."""
+    from fedsim.following import log_lines
+
+    for piece in log_lines(folder, follow=follow):
+        print(piece, end="", flush=True)
+
+
+@app.command()
 def attack(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     attacks: Annotated[
@@ -295,6 +368,42 @@ def attack(
         screen.show_json({"folder": str(folder), "report": report_path, "attacks": attack_documents(target, files)})
     else:
         screen.show_rows([*attack_rows(target, files), *([("report", str(written))] if written else [])])
+
+
+@app.command()
+def audit(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A scenario, the folder of a run, or module:function.")
+    ],
+    audits: Annotated[
+        list[str] | None,
+        typer.Option("--audit", metavar="KIND", help="An audit, or its settings in YAML; can be repeated."),
+    ] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The folder of a scenario's run.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε that module:function claims.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The δ that module:function claims.")] = None,
+    adjacency: Annotated[AdjacencyName | None, typer.Option(help="What neighbours differ by.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="The most calls of module:function.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="A true claim survives as often; 0.95.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the audit of module:function.")] = None,
+    as_json: JsonOption = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
+) -> None:
+    """Hold a privacy claim against what an adversary achieves: consistent, violated, or inconclusive."""
+    from fedsim import audit_command
+
+    options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "trials": trials,
+               "confidence": confidence, "seed": seed}  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    if audit_command.is_function(target):
+        audit_command.audit_function(target, given, as_json)
+        return
+    finished = audit_command.open_target(target, given, overrides or (), audits or (), out)
+    finished = finished or _run(target, overrides, out, as_json)
+    results = audit_command.audit(finished, audits or (), as_json)
+    written = _report(finished, no_report)
+    audit_command.show(finished, results, written, as_json)
 
 
 @app.command()

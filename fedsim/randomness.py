@@ -10,6 +10,7 @@ Noise that protects a real person is the exception: a deployed client takes it f
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,11 @@ class ClientRandomness:
     seed: int
     round: int
     client: int
+
+    @property
+    def add_noise(self) -> Callable[[Any, float, float], Any] | None:
+        """(sum, noise multiplier, clipping norm) -> noisy sum: how a real client adds noise, which no seed gives."""
+        return None
 
     def batches(self) -> np.random.Generator:
         """Which examples go into which batch."""

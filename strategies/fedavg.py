@@ -10,7 +10,7 @@ the weighting is what the privacy claim needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ from fedsim.federation.arrays import stack, to_flat, to_record
 from fedsim.privacy import next_clipping_norm
 from fedsim.randomness import stream
 from fedsim.scenario import ClientDp, FedAvgStrategy, FedSgdStrategy
-from fedsim.strategies.replies import Arrival, Refusal, read_replies
+from fedsim.strategies.replies import Arrival, Limits, Refusal, largest_norm, read_replies
 from fedsim.training import Layout
 
 Observer = Callable[[int, Sequence[Arrival], Sequence[Refusal]], None]
@@ -44,6 +44,9 @@ class Rules:
     client_noise: float = 0.0
     example_noise: float = 0.0
     secure_aggregation: bool = False
+    clipping_norm: float = 1.0
+    """That of the clients' DP-SGD."""
+    least_replies: int = 1
 
 
 class FedAvg(Strategy):
@@ -95,7 +98,8 @@ class FedAvg(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next model, from the accepted replies in the order of the clients; None where the round is void."""
-        arrivals, refused = read_replies(replies, self.layout, self.rules.client_of)
+        limits = replace(self.limits(), summed=self.rules.secure_aggregation)
+        arrivals, refused = read_replies(replies, self.layout, self.rules.client_of, limits)
         if self.observer is not None:
             self.observer(server_round, arrivals, refused)
         clients = sum(arrival.clients for arrival in arrivals)
@@ -104,11 +108,23 @@ class FedAvg(Strategy):
             metrics["train-loss"] = sum(losses) / clients
         if arrivals:
             metrics["update-norm"] = sum(a.norm for a in arrivals) / len(arrivals)
-        if self._is_void(arrivals, refused):
+        if self._is_void(arrivals, refused) or clients < min(self.rules.least_replies, clients + len(refused)):
             return None, metrics
         self._step(self._average(server_round, arrivals))
         self._adapt_clipping(server_round, arrivals)
         return to_record(self.model, self.layout), metrics
+
+    def limits(self) -> Limits:
+        """What a client's reply in this round may be at most."""
+        rules, adaptive = self.rules, self.rules.client_dp and self.rules.client_dp.adaptive
+        noise = rules.client_noise * self.clipping_norm + rules.example_noise * rules.clipping_norm
+        return Limits(
+            largest_norm=largest_norm(self.model, noise),
+            most_examples=rules.section.most_examples,
+            weighting=rules.weighting,
+            largest_bit=1.0 + 10.0 * adaptive.bit_noise if adaptive else 1.0,
+            weighted=rules.secure_aggregation,
+        )
 
     def _is_void(self, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> bool:
         """Nobody answered; or, where the clients share the noise between them, somebody's share is missing."""

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came back from the clients, read and checked: the server does not trust a client.
 
-A reply whose arrays do not fit the model, whose weight is not a positive number or whose update is not finite is
-refused with a reason, and the round goes on with the others.
+A reply whose records or arrays do not fit the model, whose bytes are corrupt, whose weight is not what its examples are
+worth, whose update is not finite or absurdly long, that comes twice or from a stranger is refused with a reason, and
+the round goes on with the others.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedsim.federation.arrays import stack, to_flat, to_record
@@ -41,48 +44,115 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a reply may be at most, and how its weight follows from its examples."""
+
+    largest_norm: float = math.inf
+    most_examples: int = 1_000_000
+    weighting: str | None = None
+    largest_bit: float = math.inf
+    weighted: bool = False
+    """Whether updates were multiplied by their weights, as under secure aggregation."""
+    summed: bool = False
+    """Whether replies are sums over clients, which only the server's own secure aggregation makes."""
+
+
+def largest_norm(model: Tensor, noise: float) -> float:
+    """1000 · (1 + ‖w‖ + σC√P): far beyond what honest training and its noise (of deviation σC) give.
+
+    A longer update is absurd: it would replace the model. This is no defence against a client that poisons with care.
+    """
+    return 1e3 * (1.0 + float(torch.linalg.vector_norm(model)) + noise * math.sqrt(model.numel()))
+
+
 def read_replies(
-    replies: Iterable[Message], layout: Layout, client_of: Callable[[int], int]
+    replies: Iterable[Message], layout: Layout, client_of: Callable[[int], int], limits: Limits | None = None
 ) -> tuple[list[Arrival], list[Refusal]]:
     """The accepted and the refused replies, each in the order of the clients."""
-    fitting: list[tuple[int, Tensor, MetricRecord]] = []
+    limits = limits or Limits()
+    fitting: list[tuple[int, Tensor, dict[str, float]]] = []
     refused: list[Refusal] = []
-    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+    replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+    times = Counter(reply.metadata.src_node_id for reply in replies)
+    for reply in replies:
         client = client_of(reply.metadata.src_node_id)
         try:
             if reply.has_error():
                 raise ValueError(reply.error.reason)
-            record, metrics = reply.content["arrays"], reply.content["metrics"]
-            if not isinstance(record, ArrayRecord) or not isinstance(metrics, MetricRecord):
-                raise TypeError("its records are not arrays and metrics")
-            row = to_flat(record, layout)
-            for key in {"weight", "num-examples"} & {"weight", *metrics}:
-                if not 0 < _number(metrics, key) < math.inf:
-                    raise ValueError(f"its {key} is {metrics[key]}, not a positive number")
-            fitting.append((client, row, metrics))
+            if times[reply.metadata.src_node_id] > 1:
+                raise ValueError(f"it replied {times[reply.metadata.src_node_id]} times in one round")
+            fitting.append((client, *_content(reply.content, layout, limits)))
         except KeyError as error:
             refused.append(Refusal(client, f"its {error} is missing"))
         except (ValueError, TypeError) as error:
             refused.append(Refusal(client, str(error)))
+        except Exception as error:  # whatever else somebody's bytes can cause
+            refused.append(Refusal(client, f"its reply cannot be read ({type(error).__name__}: {error})"))
     norms = torch.linalg.vector_norm(stack([row for _, row, _ in fitting]), dim=1).tolist() if fitting else []
     arrivals = []
-    for (client, row, metrics), norm in zip(fitting, norms, strict=True):
-        if math.isfinite(norm):
-            arrivals.append(_arrival(client, row, metrics, norm))
-        else:
+    for (client, row, numbers), norm in zip(fitting, norms, strict=True):
+        if not math.isfinite(norm):
             refused.append(Refusal(client, "its update is not finite: local training diverged, or it is malicious"))
+        elif norm > limits.largest_norm * (numbers["weight"] if limits.weighted else 1.0):
+            refused.append(Refusal(client, f"the norm of its update is {norm:.3g}, which is absurd"))
+        else:
+            arrivals.append(_arrival(client, row, numbers, norm))
     return arrivals, refused
 
 
-def secure_sum(replies: Iterable[Message], layout: Layout, client_of: Callable[[int], int]) -> list[Message]:
+def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Tensor, dict[str, float]]:
+    """The update (P,) and the numbers of a reply; an exception says what is wrong with it."""
+    record, metrics = content["arrays"], content["metrics"]
+    if not isinstance(record, ArrayRecord) or not isinstance(metrics, MetricRecord):
+        raise TypeError("its records are not arrays and metrics")
+    if len(content) > 2:
+        raise ValueError(f"it holds {next(k for k in content if k not in ('arrays', 'metrics'))!r}, {_UNASKED}")
+    numbers: dict[str, float] = {}
+    for key, value in metrics.items():
+        if key not in _METRICS:
+            raise ValueError(f"it holds {key!r}, {_UNASKED}")
+        if not isinstance(value, int | float):
+            raise ValueError(f"its {key} is {value!r}, not a number")
+        numbers[key] = value
+    for key in ("weight", "num-examples"):
+        if (key in numbers or key == "weight") and not 0 < numbers[key] < math.inf:
+            raise ValueError(f"its {key} is {numbers[key]}, not a positive number")
+    if not limits.summed:
+        _check_weight(numbers, limits)
+    return to_flat(record, layout), numbers
+
+
+def _check_weight(numbers: dict[str, float], limits: Limits) -> None:
+    """ValueError for a client that wants to count for more than its examples are worth."""
+    if "clients" in numbers:
+        raise ValueError("it says that it is a sum over clients")
+    weight, examples = numbers["weight"], numbers.get("num-examples", 1)
+    if max(weight, examples) > limits.most_examples:
+        many = f"{max(weight, examples):.0f} examples"
+        raise ValueError(f"it says that it has {many}, and strategy.most_examples is {limits.most_examples}")
+    if abs(_finite(numbers, "clip-bit") or 0.0) > limits.largest_bit:
+        raise ValueError(f"its clip-bit is {numbers['clip-bit']}, which no honest noise gives")
+    worth = weight if limits.weighting is None else examples if limits.weighting == "examples" else 1.0
+    if weight != worth:
+        raise ValueError(f"its weight is {weight:g}, but with weighting {limits.weighting} it is {worth:g}")
+
+
+_UNASKED = "which nobody asked for"
+_METRICS = {"weight", "num-examples", "steps", "train-loss", "clip-bit", "clients"}
+
+
+def secure_sum(
+    replies: Iterable[Message], layout: Layout, client_of: Callable[[int], int], limits: Limits | None = None
+) -> list[Message]:
     """Secure aggregation as an access model: the server gets one reply with the sums, and who failed, but no update.
 
     The clients have multiplied their updates by their weights, so that sum_k w_k u_k / sum_k w_k is the average.
     """
     replies = list(replies)
-    arrivals, refused = read_replies(replies, layout, client_of)
-    failed = {refusal.client for refusal in refused}
-    errors = [reply for reply in replies if client_of(reply.metadata.src_node_id) in failed]
+    arrivals, refused = read_replies(replies, layout, client_of, limits)
+    reasons = {refusal.client: refusal.reason for refusal in refused}
+    errors = [_refusal(reply, reasons[who]) for reply in replies if (who := client_of(_source(reply))) in reasons]
     if not arrivals:
         return errors
     weight = sum(arrival.weight for arrival in arrivals)
@@ -95,26 +165,36 @@ def secure_sum(replies: Iterable[Message], layout: Layout, client_of: Callable[[
         metrics["clip-bit"] = sum(bits)
     total = stack([arrival.row for arrival in arrivals]).sum(dim=0)
     content = RecordDict({"arrays": to_record(total, layout), "metrics": metrics})
-    first = next(reply for reply in replies if client_of(reply.metadata.src_node_id) not in failed)
+    first = next(reply for reply in replies if client_of(_source(reply)) not in reasons)
     return [Message(content, reply_to=first), *errors]
 
 
-def _arrival(client: int, row: Tensor, metrics: MetricRecord, norm: float) -> Arrival:
-    summed = "clients" in metrics
+def _source(reply: Message) -> int:
+    return reply.metadata.src_node_id
+
+
+def _refusal(reply: Message, reason: str) -> Message:
+    """The same reply with nothing in it but the reason why it was refused: the server sees no single update."""
+    refused = Message(Error(ErrorCode.UNKNOWN, reason), reply_to=reply)
+    refused.metadata.__dict__["_src_node_id"] = _source(reply)
+    return refused
+
+
+def _arrival(client: int, row: Tensor, numbers: dict[str, float], norm: float) -> Arrival:
+    summed = "clients" in numbers
     return Arrival(
         client=None if summed else client,
         row=row,
-        weight=_number(metrics, "weight"),
+        weight=float(numbers["weight"]),
         norm=norm,
-        examples=int(_number(metrics, "num-examples")) if "num-examples" in metrics else None,
-        loss=_number(metrics, "train-loss") if "train-loss" in metrics else None,
-        clients=int(_number(metrics, "clients")) if summed else 1,
-        bit=_number(metrics, "clip-bit") if "clip-bit" in metrics else None,
+        examples=int(numbers["num-examples"]) if "num-examples" in numbers else None,
+        loss=_finite(numbers, "train-loss"),
+        clients=int(numbers["clients"]) if summed else 1,
+        bit=_finite(numbers, "clip-bit"),
     )
 
 
-def _number(metrics: MetricRecord, key: str) -> float:
-    value = metrics[key]
-    if not isinstance(value, int | float):
-        raise ValueError(f"its {key} is {value!r}, not a number")
-    return float(value)
+def _finite(numbers: dict[str, float], key: str) -> float | None:
+    """A number that is only told, not aggregated with the model: if it is none, it is left out."""
+    value = float(numbers.get(key, math.nan))
+    return value if math.isfinite(value) else None

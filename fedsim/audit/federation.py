@@ -60,7 +60,7 @@ class Finding:
         model = next(estimate for estimate in verdict.estimates if estimate.tier == "B")  # fixed: not the best of all
         gaussian = f"ε ≥ {_down(model.lower)} if the noise is Gaussian (tier B)"
         if verdict.estimates[0].tier == "A":
-            free = f"ε ≥ {_down(verdict.lower)} without assumptions (tier A)"
+            free = f"ε ≥ {_down(verdict.lower)} on curves of the claimed kind, without a model of the scores (tier A)"
             proved = f"one run with {verdict.trials:,} canaries proves {free} and {gaussian}"
             proved += f", at the same δ, each with {sure}"
         else:
@@ -181,7 +181,7 @@ def _reason(status: Status, test: str, p_value: float, power: float, evidence: E
             f"A mechanism of {FACTOR:g} times the claimed ε would have been caught with probability {power:.2f}{only}."
         )
     told = {
-        "one run": "so many right guesses about who was in are refuted without assumptions (tier A)",
+        "one run": "so many right guesses about who was in are refuted without a model of the scores (tier A)",
         "per step": "the canaries stand out of the noise further, or join more often, than claimed (tier B)",
         "per step, count": "the canaries are mistaken for noise more seldom than claimed (tier B)",
         "echo": f"noise follows from that of the round before (correlation {evidence.echo[0]:.3f}, tier B)",
@@ -210,7 +210,25 @@ def _numbers(evidence: Evidence, tests: dict[str, float], correct: int, guesses:
             np.concatenate([evidence.scores_in, evidence.scores_out]),
             np.repeat([True, False], [len(evidence.scores_in), len(evidence.scores_out)]),
         ),
+        **(_counts(evidence, guesses) if guesses else {}),
     }
+
+
+def _counts(evidence: Evidence, guesses: int) -> dict[str, Any]:
+    """Of two tests by rank, fixed before the run: one that says "in" of half of the canaries, and one of few."""
+    rank = np.argsort(np.argsort(-evidence.totals, kind="stable"))
+    half = "The half of the canaries with the largest scores is said to be in"
+    sure = "The canaries that the auditor guesses to be in are said to be in, and all others to be out"
+    return {
+        "counts": confusion(rank < len(rank) // 2, evidence.included, half),
+        "counts_guessed": confusion(rank < guesses // 2, evidence.included, sure),
+    }
+
+
+def confusion(said: np.ndarray, truth: np.ndarray, rule: str) -> dict[str, Any]:
+    """How often "in" was said and true, with the rule by which it was said."""
+    pairs = {"tp": said & truth, "fp": said & ~truth, "tn": ~said & ~truth, "fn": ~said & truth}
+    return {**{name: int(cases.sum()) for name, cases in pairs.items()}, "rule": rule}
 
 
 def trade_off(scores: np.ndarray, truth: np.ndarray, points: int = 201) -> dict[str, list[float]]:

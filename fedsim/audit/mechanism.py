@@ -72,7 +72,7 @@ def audit_mechanism(
         claim: ε, δ, unit and adjacency: a `Claim` or a `PrivacyClaim`.
         pairs: neighbouring data sets (first, second). Without them, worst-case arrays are made (`worst_pairs`).
         trials: runs of the mechanism, all together; by default so many that the verdict can be `consistent`, between
-            20,000 and a million: 20,000 for ε = 1 at δ = 0, 190,000 at δ = 10⁻⁵.
+            60,000 and a million: 60,000 for ε = 1 at δ = 0, 190,000 at δ = 10⁻⁵.
         confidence: a true claim is refuted with probability at most 1 − confidence.
         seed: of everything random here. A mechanism with randomness of its own is seeded through numpy and torch.
         domain: what numbers a record may hold, for made pairs; by default −1000 to 1000.
@@ -186,8 +186,8 @@ def _caught(claim: Claim, factor: float, error: float, budget: int) -> float:
 def _enough(claim: Claim, factor: float, error: float) -> int:
     """As many runs as settle it, within reason."""
     caught = partial(_caught, claim, factor, error)
-    needed = fewest(lambda budget: caught(budget) >= POWER, start=20_000, most=10**6)
-    return max(20_000, min(needed or 10**6, 10**6))
+    needed = fewest(lambda budget: caught(budget) >= POWER, start=60_000, most=10**6)
+    return max(60_000, min(needed or 10**6, 10**6))
 
 
 def _settle(caught: Callable[[int], float]) -> str:

@@ -64,7 +64,7 @@ def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, si
     """Worst-case pairs of arrays (n, *shape): what is left of one data set without a record is the other.
 
     Records: along the first and last coordinate, all coordinates at once, on both sides, at magnitude 1 and at the end
-    of the domain, and zero (which shows a number of records that is not hidden). The rest: empty, zeros, copies.
+    of the domain, and zero (which shows a number of records that is not hidden). The rest: empty, one record, zeros, copies.
     """
     records = _records(shape, domain)
     zero = np.zeros(shape)
@@ -121,6 +121,8 @@ def _rests(shape: tuple[int, ...], domain: Domain, size: int) -> Iterator[tuple[
         base = np.full(shape, domain.low)
     yield f"{size} equal ones", np.repeat(base[None], size, axis=0)
     yield "nothing", np.zeros((0, *shape))
+    if size > 1:  # what divides by the number of records shows it most where there are few
+        yield "a single other", base[None].copy()
     top = np.full(shape, min(domain.high, 1.0) if domain.norm is None else 0.0)
     if domain.fits(top) and (top != base).any():
         yield f"{size} large ones", np.repeat(top[None], size, axis=0)

@@ -43,6 +43,10 @@ class TensorArray(Array):
         array: np.ndarray[Any, Any] = row[start : start + math.prod(shape)].numpy().reshape(shape)
         return array
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is an ordinary Array: Ray's workers get it so."""
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
 
 # On the wire Flower names an object by its class: to the other side this is an Array like any other.
 TensorArray.__qualname__ = Array.__qualname__
@@ -72,11 +76,33 @@ def to_flat(record: ArrayRecord, layout: Layout) -> Tensor:
     rows = [array.__dict__.get("row") for array in record.values()]
     if isinstance(rows[0], Tensor) and len(rows[0]) == layout.size and all(row is rows[0] for row in rows):
         return rows[0]
-    arrays = {name: array.numpy() for name, array in record.items()}
-    for (name, array), shape in zip(arrays.items(), layout.shapes, strict=True):
-        if array.shape != tuple(shape) or array.dtype != np.float32:
-            raise ValueError(f"array {name} is {array.dtype}{list(array.shape)}, expected float32{list(shape)}")
+    arrays = {
+        name: _read(name, array, tuple(shape))
+        for (name, array), shape in zip(record.items(), layout.shapes, strict=True)
+    }
     return layout.flatten({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def _read(name: str, array: Array, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The numbers of an array that somebody sent; a ValueError says what is wrong with it.
+
+    `np.load` allocates whatever the header of the bytes announces, so the header is held against the model first.
+    """
+    if isinstance(array, TensorArray):
+        content, dtype, found, fortran = array.numpy(), np.dtype(np.float32), array.shape, False
+    else:
+        file = BytesIO(array.data)
+        try:
+            np.lib.format.read_magic(file)
+            found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            content = np.frombuffer(array.data, dtype, offset=file.tell())
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"the bytes of array {name} are corrupt ({str(error).splitlines()[0][:80]})") from None
+    if tuple(found) != shape or dtype != np.float32:
+        raise ValueError(f"array {name} is {dtype}{list(found)}, expected float32{list(shape)}")
+    if content.size != math.prod(shape) or fortran:
+        raise ValueError(f"the bytes of array {name} are corrupt ({content.size} numbers for shape {list(shape)})")
+    return content.reshape(shape).copy()
 
 
 def stack(rows: Sequence[Tensor]) -> Tensor:

@@ -2,85 +2,44 @@
 """The ClientApp: what a client does with the model that the server sends.
 
 `answer` does it for a whole cohort at once in the replica kernel; the ClientApp's own train function is a cohort of
-one, so that a simulated client and a deployed one run the same code.
+one, so that a simulated client and a deployed one run the same code. A deployed client has a policy, a ledger, data
+and randomness of its own (`safeguards`): they are asked before anything is computed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsim.data import Dataset, Partition, load_dataset, make_partition
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, PolicyError
 from fedsim.federation.arrays import to_flat, to_record
+from fedsim.federation.guard import always_answering, reason_of
 from fedsim.federation.inline import error_reply
 from fedsim.federation.inspection import inspect_model
-from fedsim.models import build_model
+from fedsim.federation.safeguards import Safeguards, SystemRandomness
+from fedsim.federation.safeguards import number as _number
+from fedsim.federation.secure_client import check_ready, give_keys, give_shares, give_unmasking, mask_reply
+from fedsim.federation.workplace import Workplace, is_private, local_work, workplace
 from fedsim.privacy import add_gaussian, add_laplace, clip, noise_share, prune, quantise, sign, within_norm
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Compression, Prune, Quantise, Scenario
-from fedsim.training import CohortResult, ExampleClipping, Layout, LocalWork, layout_of, train_cohort
+from fedsim.training import CohortResult, LocalWork, train_cohort
 
 INSPECTED = 64  # examples that a client tries a model on before it trains with it
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """What the clients of a simulation have at hand: the data, its partition, and the model's architecture."""
-
-    scenario: Scenario
-    dataset: Dataset
-    partition: Partition
-    model: nn.Module
-    layout: Layout
-
-
-@lru_cache(maxsize=4)
-def workplace(scenario_json: str) -> Workplace:
-    """The workplace of a scenario, built once in a process."""
-    scenario = Scenario.model_validate_json(scenario_json)
-    dataset = load_dataset(scenario.data, scenario.seed)
-    partition = make_partition(scenario.partition, dataset, scenario.cohort.population, scenario.seed)
-    shape = tuple(dataset.x_train.shape[1:])
-    model = build_model(scenario.model, shape, dataset.classes, scenario.seed, kind=dataset.kind)
-    return Workplace(scenario, dataset, partition, model, layout_of(model))
-
-
-def is_private(scenario: Scenario) -> bool:
-    """Whether the clients' defence makes a privacy claim."""
-    return scenario.defence.example_dp is not None or scenario.defence.client_dp is not None
-
-
-def local_work(scenario: Scenario, example_noise: float) -> LocalWork:
-    """The local work that a scenario asks of a client."""
-    client, example_dp = scenario.client, scenario.defence.example_dp
-    clipping = None
-    if example_dp is not None:
-        clipping = ExampleClipping(example_dp.clipping_norm, example_noise, example_dp.batches)
-    return LocalWork(
-        kind=scenario.strategy.name,
-        optimizer=client.optimizer,
-        learning_rate=client.learning_rate,
-        momentum=client.momentum,
-        weight_decay=client.weight_decay,
-        epochs=client.epochs,
-        steps=client.steps,
-        batch_size=client.batch_size,
-        shuffle=client.shuffle,
-        example_dp=clipping,
-    )
+__all__ = ["Workplace", "answer", "app", "compress", "is_private", "local_work", "protect", "workplace"]
 
 
 def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
     """The replies of a cohort, in the order of the messages. A client that fails does not disturb the others."""
-    place = workplace(str(contexts[0].run_config["scenario"]))
+    own = Safeguards.of(contexts[0])  # a deployed client is alone in its process
+    place = _place(contexts[0])
     replies: list[Message | None] = [None] * len(messages)
     # A malicious server may send every client something else: those that got the same are trained together.
     same: dict[tuple[int, int], list[int]] = {}
@@ -89,34 +48,50 @@ def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     for positions in same.values():
         group = [messages[i] for i in positions]
         clients = [int(contexts[i].node_config["partition-id"]) for i in positions]
-        for i, reply in zip(positions, _answer_group(place, group, clients), strict=True):
+        for i, reply in zip(positions, _answer_group(place, group, clients, own), strict=True):
             replies[i] = reply
     return [reply for reply in replies if reply is not None]
 
 
-def _answer_group(place: Workplace, messages: Sequence[Message], clients: Sequence[int]) -> list[Message]:
+def _place(context: Context) -> Workplace:
+    own = Safeguards.of(context)
+    return workplace(str(context.run_config["scenario"]), own and own.data_path, own.clients if own else 1)
+
+
+def _answer_group(
+    place: Workplace, messages: Sequence[Message], clients: Sequence[int], own: Safeguards | None
+) -> list[Message]:
     try:
-        return _train(place, messages, clients)
-    except (FedsimError, ValueError, RuntimeError) as error:
+        return _train(place, messages, clients, own)
+    except Exception as error:
         if len(messages) == 1:
             # Why a client fails may be a fact about its data: under a claim the server is not told.
-            logging.getLogger("fedsim").warning("client %d could not train: %s", clients[0], error)
-            reason = "the client could not train; its own log says why" if is_private(place.scenario) else str(error)
-            return [error_reply(messages[0], reason)]
+            return [error_reply(messages[0], reason_of(error, clients[0], hidden=is_private(place.scenario)))]
         pairs = zip(messages, clients, strict=True)
-        return [reply for message, client in pairs for reply in _answer_group(place, [message], [client])]
+        return [reply for message, client in pairs for reply in _answer_group(place, [message], [client], own)]
 
 
-def _train(place: Workplace, messages: Sequence[Message], clients: Sequence[int]) -> list[Message]:
+def _train(
+    place: Workplace, messages: Sequence[Message], clients: Sequence[int], own: Safeguards | None
+) -> list[Message]:
     scenario, config = place.scenario, messages[0].content.config_records["config"]
-    randomness = [ClientRandomness(scenario.seed, int(_number(config, "server-round")), client) for client in clients]
+    round_ = int(_number(config, "server-round"))
     start = to_flat(messages[0].content.array_records["arrays"], place.layout)
-    if scenario.defence.inspect_model != "off":
+    if own is not None:
+        own.check(scenario, config, start, place.partition.size(clients[0]))
+    inspection = scenario.defence.inspect_model if own is None else own.inspection()
+    if inspection != "off":
         for client in clients:
-            _inspect(place, start, client)
+            _inspect(place, start, client, refuse=inspection == "refuse")
+    if own is not None:
+        own.charge(scenario, config, start, place.partition.size(clients[0]))
+    source = ClientRandomness if own is None else SystemRandomness
+    randomness = [source(scenario.seed, round_, client) for client in clients]
     work = local_work(scenario, _number(config, "example-noise-multiplier"))
     result = _local_results(place, clients, start, work, randomness)
-    weights = result.examples.float() if config["weighting"] == "examples" else torch.ones(len(clients))
+    # By whatever the server asks for: a weight tells how many examples there are, which a claim for clients keeps.
+    by_examples = config["weighting"] == "examples" and scenario.defence.client_dp is None
+    weights = result.examples.float() if by_examples else torch.ones(len(clients))
     updates, bits = protect(result.updates, scenario, config, randomness)
     if scenario.defence.secure_aggregation:
         updates = updates * weights[:, None]
@@ -128,7 +103,7 @@ def _train(place: Workplace, messages: Sequence[Message], clients: Sequence[int]
     return replies
 
 
-def _inspect(place: Workplace, start: Tensor, client: int) -> None:
+def _inspect(place: Workplace, start: Tensor, client: int, *, refuse: bool) -> None:
     """Warn of a model that looks as if it were made to leak, or refuse it.
 
     Under a privacy claim only the weights are looked at: what depends on the client's data must not show in a refusal.
@@ -140,7 +115,7 @@ def _inspect(place: Workplace, start: Tensor, client: int) -> None:
     if not suspicions:
         return
     reasons = "; ".join(map(str, suspicions))
-    if place.scenario.defence.inspect_model == "refuse":
+    if refuse:
         raise FedsimError(f"the model looks as if it were made to leak: {reasons}")
     logging.getLogger("fedsim").warning("client %d was sent a model that looks made to leak: %s", client, reasons)
 
@@ -189,13 +164,25 @@ def protect(
         sharing = int(_number(config, "cohort-size")) if defence.secure_aggregation else 1
         norm = _number(config, "clipping-norm")
         generators = [each.client_noise() for each in randomness]
-        if defence.client_dp.adaptive is not None:
+        own_noise = randomness[0].add_noise
+        if defence.client_dp.adaptive is not None and own_noise is not None:
+            share = noise_share(defence.client_dp.adaptive.bit_noise, sharing)
+            bits = own_noise(within_norm(updates, norm).double(), share, 1.0)
+        elif defence.client_dp.adaptive is not None:
             noise = torch.tensor([generator.standard_normal() for generator in generators], dtype=torch.float64)
             bits = within_norm(updates, norm) + noise_share(defence.client_dp.adaptive.bit_noise, sharing) * noise
         gaussian = defence.client_dp.noise == "gaussian"
         add_noise = add_gaussian if gaussian else add_laplace
         clipped = clip(updates, norm, 2 if gaussian else 1)
-        updates = add_noise(clipped, noise_share(_number(config, "client-noise-multiplier"), sharing), generators)
+        multiplier = noise_share(_number(config, "client-noise-multiplier"), sharing)
+        if own_noise is None:
+            updates = add_noise(clipped, multiplier, generators)
+        elif gaussian:
+            updates = torch.stack([own_noise(row, multiplier, norm) for row in clipped.values])
+        else:
+            raise PolicyError(
+                "Laplace noise is not drawn safely on a real client; use defence.client_dp.noise gaussian"
+            )
     return compress(updates, defence.compression), bits
 
 
@@ -208,17 +195,60 @@ def compress(updates: Tensor, compression: Compression | None) -> Tensor:
     return quantise(updates, compression.bits) if isinstance(compression, Quantise) else sign(updates)
 
 
-def _number(config: ConfigRecord, key: str) -> float:
-    value = config[key]
-    if not isinstance(value, int | float):
-        raise FedsimError(f"the server sent {key} {value!r}, which is not a number")
-    return float(value)
-
-
 app = ClientApp()
+
+
+def _claims_privacy(context: Context) -> bool:
+    return is_private(Scenario.model_validate_json(str(context.run_config["scenario"])))
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one message: a client is a cohort of one."""
-    return answer([message], [context])[0]
+    return always_answering(_train_alone, secretive=_claims_privacy)(message, context)
+
+
+def _train_alone(message: Message, context: Context) -> Message:
+    scenario = Scenario.model_validate_json(str(context.run_config["scenario"]))
+    # A simulated client trusts its engine to add up; from a real one an update that must be summed leaves masked only.
+    masks = scenario.defence.secure_aggregation and (
+        bool(context.run_config.get("deployed")) or Safeguards.of(context) is not None
+    )
+    if masks:
+        check_ready(message, context)
+    reply = answer([message], [context])[0]
+    return mask_reply(message, context, reply, _place(context).layout) if masks and not reply.has_error() else reply
+
+
+@app.train("keys")
+def keys(message: Message, context: Context) -> Message:
+    """First wave of secure aggregation."""
+    return always_answering(give_keys, secretive=_claims_privacy)(message, context)
+
+
+@app.train("shares")
+def shares(message: Message, context: Context) -> Message:
+    """Second wave of secure aggregation."""
+
+    def give(message: Message, context: Context) -> Message:
+        scenario = Scenario.model_validate_json(str(context.run_config["scenario"]))
+        return give_shares(message, context, scenario)
+
+    return always_answering(give, secretive=_claims_privacy)(message, context)
+
+
+@app.train("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """Last wave of secure aggregation."""
+    return always_answering(give_unmasking, secretive=_claims_privacy)(message, context)
+
+
+@app.query()
+def who(message: Message, context: Context) -> Message:
+    """Say which client this is: Flower's node ids are random, and the server samples clients by their number."""
+    return always_answering(_who)(message, context)
+
+
+def _who(message: Message, context: Context) -> Message:
+    number = {key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")}
+    return Message(RecordDict({"client": ConfigRecord(dict(number))}), reply_to=message)

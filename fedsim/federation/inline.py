@@ -117,6 +117,6 @@ def one_by_one(app: ClientApp) -> CohortHandler:
     return handle
 
 
-def error_reply(message: Message, reason: str) -> Message:
+def error_reply(message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION) -> Message:
     """The reply of a client that could not do what it was asked."""
-    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+    return Message(Error(code=code, reason=reason), reply_to=message)

@@ -101,8 +101,6 @@ def plan(scenario: Scenario) -> Plan:
         )
     if not any(len(cohort) for cohort in cohorts):
         raise ScenarioError(f"cohort: nobody is drawn in {scenario.rounds} rounds; raise cohort.rate or rounds")
-    if scenario.audit:
-        raise ScenarioError(f"audit: {scenario.audit[0]!r} is not known to this version; leave audit out")
     _check_attacks(scenario, place.dataset.kind)
     rate = min(1.0, size / population)
     noise = resolve_noise(scenario, settings_by_round(cohorts, place.partition.size, rate)[-1])

@@ -19,12 +19,12 @@ from fedsim.errors import RunError
 from fedsim.federation.client import answer
 from fedsim.federation.folder import create_folder, next_free_folder
 from fedsim.federation.inline import SERVER_NODE, InlineGrid
-from fedsim.federation.plan import plan, scenario_json, summary
+from fedsim.federation.plan import Plan, plan, scenario_json, summary
 from fedsim.federation.server import Progress, server_app
 from fedsim.federation.transcript import Transcript
 from fedsim.federation.truth import write_truth
 from fedsim.privacy import PrivacyClaim
-from fedsim.scenario import Scenario
+from fedsim.scenario import EngineSection, Scenario
 from fedsim.scenario_file import dump_scenario, load_scenario
 
 
@@ -119,6 +119,7 @@ def run(
         scenario = load_scenario(scenario, overrides)
     scenario = _with_absolute_path(scenario)
     planned = plan(scenario)
+    _check_engine(scenario.engine)
     path = Path(out) if out is not None else next_free_folder(Path("runs"), scenario.name)
     create_folder(
         path,
@@ -139,21 +140,49 @@ def resume(path: str | Path, *, progress: Progress | None = None) -> Run:
 
 def _go_on(scenario: Scenario, path: Path, progress: Progress | None) -> Run:
     planned = plan(scenario)
-    configuration: dict[str, str | int | float | bool] = {"scenario": scenario_json(scenario)}
-    grid = InlineGrid(planned.population, answer, configuration)
-    context = Context(1, SERVER_NODE, {}, RecordDict(), {**configuration, "folder": str(path)})
+    if scenario.engine.kind == "deploy":
+        from fedsim.federation.deployed import run_deployed
+
+        run_deployed(planned, path, progress)  # where real clients' data is, there is no ground truth to write
+        return Run(path)
     write_truth(planned, path / "truth")
     with _threads(scenario.engine.threads):
-        server_app(progress)(grid, context)
+        if scenario.engine.kind == "ray":
+            from fedsim.federation.ray import run_on_ray
+
+            run_on_ray(planned, path, progress)
+        else:
+            _run_inline(planned, path, progress)
     return Run(path)
 
 
+def _check_engine(engine: EngineSection) -> None:
+    """What an engine needs and does not find, before anything is written."""
+    if engine.kind == "ray":
+        from fedsim.federation.ray import check_ray
+
+        check_ray()
+    elif engine.kind == "deploy":
+        from fedsim.federation.deployed import Link
+
+        Link.of(engine)
+
+
+def _run_inline(planned: Plan, path: Path, progress: Progress | None) -> None:
+    configuration: dict[str, str | int | float | bool] = {"scenario": scenario_json(planned.scenario)}
+    grid = InlineGrid(planned.population, answer, configuration)
+    context = Context(1, SERVER_NODE, {}, RecordDict(), {**configuration, "folder": str(path)})
+    server_app(progress)(grid, context)
+
+
 def _with_absolute_path(scenario: Scenario) -> Scenario:
-    """The same scenario with the data's path made absolute, so that a run can be resumed from any folder."""
-    path = getattr(scenario.data, "path", None)
-    if path is None:
-        return scenario
-    return scenario.model_copy(update={"data": scenario.data.model_copy(update={"path": str(Path(path).absolute())})})
+    """The same scenario with its paths made absolute, so that a run can be resumed from any folder."""
+    changes: dict[str, Any] = {}
+    if (path := getattr(scenario.data, "path", None)) is not None:
+        changes["data"] = scenario.data.model_copy(update={"path": str(Path(path).absolute())})
+    if (file := scenario.engine.root_certificates) is not None:
+        changes["engine"] = scenario.engine.model_copy(update={"root_certificates": str(Path(file).absolute())})
+    return scenario.model_copy(update=changes) if changes else scenario
 
 
 @contextmanager

@@ -7,6 +7,7 @@ loop is here; it calls the strategy as Flower would.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,15 @@ from fedsim.errors import RunError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
-from fedsim.federation.folder import Checkpoint, RunWriter
-from fedsim.federation.inline import client_of, node_of
+from fedsim.federation.fleet import FleetGrid
+from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
+from fedsim.federation.inline import InlineGrid, client_of, node_of
 from fedsim.federation.plan import Plan, plan
+from fedsim.federation.secure_rounds import secure_collect
 from fedsim.federation.transcript import Kind, MessageLine
 from fedsim.privacy import PrivacyClaim
-from fedsim.scenario import Scenario
+from fedsim.scenario import CohortSection, Scenario
+from fedsim.scenario_file import load_scenario
 from fedsim.strategies import STRATEGIES, FedAvg
 from fedsim.strategies.fedavg import Rules
 from fedsim.strategies.malicious import forge_of, malicious, sent_models
@@ -49,14 +53,19 @@ class RoundReport:
 Progress = Callable[[RoundReport], None]
 
 
-def server_app(progress: Progress | None = None) -> ServerApp:
-    """The ServerApp; it finds the scenario and the run folder in the run's configuration."""
+def server_app(progress: Progress | None = None, stop: threading.Event | None = None) -> ServerApp:
+    """The ServerApp; it finds the scenario and the run folder in the run's configuration. `stop` ends it."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        scenario = Scenario.model_validate_json(str(context.run_config["scenario"]))
-        serve(grid, plan(scenario), Path(str(context.run_config["folder"])), progress)
+        folder = Path(str(context.run_config["folder"]))
+        try:
+            serve(grid, plan(_scenario(context, folder)), folder, progress, stop)
+        except Exception as error:
+            if deployed(context):  # Flower keeps the reason of a failure to itself
+                note_failure(folder, error)
+            raise
 
     return app
 
@@ -64,14 +73,33 @@ def server_app(progress: Progress | None = None) -> ServerApp:
 app = server_app()
 
 
-def serve(grid: Grid, plan: Plan, folder: Path, progress: Progress | None = None) -> None:
+def deployed(context: Context) -> bool:
+    """Whether the ServerApp runs for a SuperLink, in a process of its own."""
+    return bool(context.run_config.get("deployed"))
+
+
+def _scenario(context: Context, folder: Path) -> Scenario:
+    """The scenario: deployed, that of the folder, as the one that travels lacks what clients need not know."""
+    if deployed(context):
+        return load_scenario(folder / "scenario.yaml")
+    return Scenario.model_validate_json(str(context.run_config["scenario"]))
+
+
+def serve(
+    grid: Grid, plan: Plan, folder: Path, progress: Progress | None = None, stop: threading.Event | None = None
+) -> None:
     """Run the rounds that are left, and leave the trained model in the run folder."""
-    writer = RunWriter(folder, plan.layout, plan.scenario.adversary)
-    try:
-        model = _rounds(grid, plan, writer, progress or (lambda report: None))
-        writer.finish(plan.layout.unflatten(model))
-    finally:
-        writer.close()
+    if not isinstance(grid, InlineGrid):
+        grid = FleetGrid(grid, plan.population, stop)
+    with clear_write_errors(folder):
+        # The ServerApp of a run that was stopped to be resumed may take a while to notice.
+        patience = 60.0 if plan.scenario.engine.kind == "deploy" else 0.0
+        writer = RunWriter(folder, plan.layout, plan.scenario.adversary, patience)
+        try:
+            model = _rounds(grid, plan, writer, progress or (lambda report: None))
+            writer.finish(plan.layout.unflatten(model))
+        finally:
+            writer.close()
 
 
 def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Tensor:
@@ -92,15 +120,25 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
     arrays = to_record(model, plan.layout)
     for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
         arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays)
-        if refusals and metrics["clients"] == 0:
-            raise RunError(
-                f"round {round_}: all {len(refusals)} clients failed, the first (client {refusals[0].client}) because "
-                f"{refusals[0].reason}; mend the scenario and run it again"
-            )
+        _check_enough(plan, round_, int(_number(metrics["clients"])), refusals)
         model = to_flat(arrays, plan.layout)
         _report(plan, writer, progress, round_, metrics, _evaluate(plan, round_, model))
-        writer.save(Checkpoint(round_, model, strategy.state()))
+        # Inline, rounds take milliseconds and nobody else's work is lost: there a checkpoint every few seconds will do.
+        writer.save(Checkpoint(round_, model, strategy.state()), now=not isinstance(grid, InlineGrid))
     return model
+
+
+def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Refusal]) -> None:
+    """RunError for a round that has too few accepted replies."""
+    least = min(plan.scenario.cohort.least_replies, accepted + len(refusals))
+    if accepted >= least:
+        return
+    how_many = f"all {len(refusals)} clients" if accepted == 0 else f"{len(refusals)} clients"
+    wanted = "" if accepted == 0 else f" and {accepted} answered, fewer than cohort.least_replies {least}"
+    raise RunError(
+        f"round {round_}: {how_many} failed{wanted}, the first (client {refusals[0].client}) because "
+        f"{refusals[0].reason}; mend that and go on with --resume, or mend the scenario and run it again"
+    )
 
 
 def play_round(
@@ -110,11 +148,37 @@ def play_round(
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
     config = dict(messages[0].content.config_records["config"]) if messages else {}
     _write_sent(writer, strategy, MessageLine(round_, "sent", "model", config=config), messages)
-    replies = list(grid.send_and_receive(messages))
-    if plan.scenario.defence.secure_aggregation:
-        replies = secure_sum(replies, plan.layout, client_of)
+    scenario = plan.scenario
+    if scenario.defence.secure_aggregation and scenario.engine.kind == "deploy" and messages:
+        replies = secure_collect(
+            grid, messages, scenario, plan.layout, lambda some: collect(grid, some, scenario.cohort)
+        )
+    else:
+        replies = collect(grid, messages, scenario.cohort)
+        if scenario.defence.secure_aggregation:
+            replies = secure_sum(replies, plan.layout, client_of, strategy.limits())
     aggregate, metrics = strategy.aggregate_train(round_, replies)
     return arrays if aggregate is None else aggregate, metrics or MetricRecord()
+
+
+def collect(grid: Grid, messages: Sequence[Message], cohort: CohortSection) -> list[Message]:
+    """One reply to each message. With too few that are no errors, those that are get another chance, so many times.
+
+    Who failed is asked again, as it has released nothing; who is late is waited for, so that it releases only once.
+    """
+    replies = list(grid.send_and_receive(messages, timeout=cohort.deadline))
+    for _ in range(cohort.retries):
+        failed = [position for position, reply in enumerate(replies) if reply.has_error()]
+        if len(messages) - len(failed) >= min(cohort.least_replies, len(messages)):
+            break
+        if isinstance(grid, FleetGrid):
+            grid.wait_for_all()
+        again = grid.send_and_receive([messages[position] for position in failed], timeout=cohort.deadline)
+        for position, reply in zip(failed, again, strict=True):
+            replies[position] = reply
+    if isinstance(grid, FleetGrid):
+        grid.forget()
+    return replies
 
 
 def _write_sent(writer: RunWriter, strategy: FedAvg, line: MessageLine, messages: Sequence[Message]) -> None:
@@ -144,6 +208,8 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
         client_noise=plan.noise.client or 0.0,
         example_noise=plan.noise.example or 0.0,
         secure_aggregation=scenario.defence.secure_aggregation,
+        clipping_norm=scenario.defence.example_dp.clipping_norm if scenario.defence.example_dp else 1.0,
+        least_replies=scenario.cohort.least_replies,
     )
     strategy = STRATEGIES[scenario.strategy.name]
     if scenario.adversary.active is not None:
@@ -186,7 +252,7 @@ def _report(
 ) -> None:
     metrics = metrics or MetricRecord({"clients": 0, "failures": 0})
     claims = plan.claims_after(round_)
-    number = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+    number = {key: _number(value) for key, value in metrics.items()}
     report = RoundReport(
         round=round_,
         rounds=plan.scenario.rounds,
@@ -203,3 +269,8 @@ def _report(
     privacy = [{key: value for key, value in claim.to_dict().items() if key in fields} for claim in claims]
     writer.append_metrics({**line, "privacy": privacy})
     progress(report)
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return value

@@ -154,6 +154,7 @@ def _adapt(element: ElementTree.Element, prefix: str) -> None:
         attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{prefix}-")
     if "style" in attributes:
         style = re.sub(r"font: ([\d.]+px)[^;]*", r"font-size: \1", attributes["style"])
+        style = style.replace("url(#", f"url(#{prefix}-")
         for name, (light, _) in INKS.items():
             style = style.replace(light, f"var(--{name})")
         attributes["style"] = style

@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedsim.report import words
+from fedsim.report.attack_comparison import attacks_compared
 from fedsim.report.attack_pages import attack_pages
+from fedsim.report.audit_pages import audit_pages
 from fedsim.report.blocks import Cell, Definitions, Drawing, Paragraph, Section, Source, Table
 from fedsim.report.figures import BLUE, GREEN, ORANGE, fill_cells, make_drawing, round_axis
 from fedsim.report.privacy_spent import privacy_spent
@@ -223,7 +225,9 @@ SECTIONS: tuple[Callable[[RunFiles], Section | Sequence[Section] | None], ...] =
     partition,
     privacy_spent,
     server_view,
+    attacks_compared,
     attack_pages,
+    audit_pages,
 )
 
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedsim deploy ...`: a federation on real machines. (`submit`, which runs a scenario, is with `run` in `fedsim.cli`.)
+
+Whatever takes long to import is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Run a federation on real machines.", no_args_is_help=True)
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment folder, or its server folder.")]
+
+
+def _log_to_screen() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s fedsim: %(message)s"))
+    logger = logging.getLogger("fedsim")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+    host: Annotated[
+        list[str], typer.Option(metavar="NAME", help="The server's name or address, as clients reach it; repeatable.")
+    ],
+    clients: Annotated[int, typer.Option(min=1, max=10_000, help="How many clients there are.")] = 3,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that clients connect to.")] = 8443,
+    superlink_port: Annotated[int, typer.Option(min=1, max=65535, help="Flower's own port, on loopback.")] = 8000,
+) -> None:
+    """Make a folder with certificates, keys and configuration for a server and its clients."""
+    from fedsim.deploy.init import create
+
+    server = create(folder, clients, host, port, superlink_port)
+    print(
+        f"wrote {folder} for {server.host}:{server.port} and {clients} clients; {folder / 'README.txt'} says what next"
+    )
+
+
+@app.command()
+def server(folder: FolderArgument) -> None:
+    """Run the server: SuperLink, SuperExec and the proxy."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.server import serve
+
+    _log_to_screen()
+    serve(open_server(folder))
+
+
+@app.command()
+def client(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="This client's folder.")],
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="The file that holds this client's data.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What this client allows; by default its policy.yaml.")
+    ] = None,
+) -> None:
+    """Take part as a client, until stopped."""
+    from fedsim.deploy.client import join
+    from fedsim.deploy.layout import open_client
+
+    _log_to_screen()
+    join(open_client(folder), data, policy)
+
+
+@app.command()
+def revoke(
+    folder: FolderArgument, name: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name: client-2.")]
+) -> None:
+    """Shut a client out, at once and for good."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.nodes import revoke as shut_out
+
+    now = shut_out(open_server(folder), name)
+    print(f"{name} is shut out" + ("" if now else " (the server does not run here; it is when it starts)"))
+
+
+@app.command()
+def keys(folder: FolderArgument) -> None:
+    """Make a running SuperLink know the keys in server/clients and no others (`server` does it by itself)."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.nodes import follow_keys, statuses
+
+    opened = open_server(folder)
+    follow_keys(opened)
+    for name, status in statuses(opened).items():
+        print(f"{name}: {status}")
+
+
+@app.command()
+def renew(
+    folder: FolderArgument,
+    host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A further name of the server; repeatable.")
+    ] = None,
+) -> None:
+    """Give the server a new certificate by the same authority (needs ca/ca.key); clients need nothing."""
+    from fedsim.deploy.init import renew as new_certificate
+    from fedsim.deploy.layout import open_server
+
+    names = new_certificate(folder, host or (), open_server(folder))
+    print(f"a new certificate for {', '.join(names)}; restart the server")
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A deployment, server or client folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")] = False,
+) -> None:
+    """Say what is wrong with a folder and its machine, and what to do about it."""
+    from fedsim.deploy.doctor import examine, show
+
+    findings = examine(folder)
+    show(findings, as_json)
+    if any(finding.status == "wrong" for finding in findings):
+        raise typer.Exit(1)

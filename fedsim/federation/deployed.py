@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deploy engine: a run on an existing SuperLink, started, followed to its end, and resumed.
+
+The ServerApp runs on the SuperLink's machine and writes the run folder itself, so a run is submitted there, or where
+the folder is shared. Flower's own stream of logs ends with exit code 0 whatever happened; here the state of the run is
+asked for, and a failed run is an error with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedsim.errors import DeployError, RunError
+from fedsim.federation.bundle import build_bundle, public_scenario
+from fedsim.federation.folder import FAILURE, read_failure
+from fedsim.federation.plan import Plan
+from fedsim.federation.server import Progress, RoundReport
+from fedsim.federation.transcript import write_json
+from fedsim.scenario import EngineSection, Scenario
+
+DEFAULT_ADDRESS = "127.0.0.1:8000"
+SUBMITTED = "deployed.json"
+POLL_SECONDS = 1.0
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the SuperLink's control API listens, and the certificate authority to trust; None: no TLS."""
+
+    address: str = DEFAULT_ADDRESS
+    root_certificates: Path | None = None
+
+    @classmethod
+    def of(cls, engine: EngineSection) -> Link:
+        """That of a scenario; DeployError for one that would speak in the clear over a network."""
+        address = engine.address or DEFAULT_ADDRESS
+        if engine.root_certificates is None and address.rpartition(":")[0] not in _LOCAL:
+            raise DeployError(
+                f"engine.address {address} is another machine, and without engine.root_certificates everything would"
+                " be readable on the way; name the file of the certificate authority"
+            )
+        certificates = Path(engine.root_certificates).absolute() if engine.root_certificates else None
+        if certificates is not None and not certificates.is_file():
+            raise DeployError(f"engine.root_certificates {certificates} is not a file; `fedsim deploy init` makes one")
+        return cls(address, certificates)
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands: Flower's status (pending, starting, running, finished), how it ended, and why."""
+
+    status: str
+    ending: str
+    details: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.status == "finished"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in another way than by coming to its end."""
+        return self.finished and self.ending != "completed"
+
+
+@contextmanager
+def control(link: Link) -> Iterator[ControlHttpClient]:
+    """A client of the SuperLink's control API; whatever goes wrong with it is one sentence."""
+    certificates = link.root_certificates.read_bytes() if link.root_certificates else None
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    client = ControlHttpClient.from_server_address(link.address, certificates is None, certificates, interceptors)
+    try:
+        yield client
+    except httpx.HTTPStatusError as error:
+        raise DeployError(
+            f"the SuperLink at {link.address} refuses: {error.response.text[:300]}; see `fedsim deploy doctor`"
+        ) from error
+    except httpx.HTTPError as error:
+        raise DeployError(
+            f"the SuperLink at {link.address} does not answer ({error}); start it with `fedsim deploy server`, or name"
+            " another engine.address"
+        ) from error
+    finally:
+        client.close()
+
+
+def submit(scenario: Scenario, folder: Path) -> int:
+    """Start the run whose folder is made, on the SuperLink of its scenario; its number there."""
+    link = Link.of(scenario.engine)
+    configuration: dict[str, str | int | float | bool] = {
+        "scenario": public_scenario(scenario),
+        "folder": str(folder.absolute()),
+        "deployed": True,
+    }
+    with control(link) as client:
+        _stop_those_before(client, folder)
+        (folder / FAILURE).unlink(missing_ok=True)
+        fab = Fab("", build_bundle(), {})
+        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(configuration))
+        answer = client.StartRun(request)
+    if not answer.HasField("run_id"):
+        raise DeployError(f"the SuperLink at {link.address} started no run: {answer.note or 'it does not say why'}")
+    write_json(
+        folder / SUBMITTED,
+        {
+            "address": link.address,
+            "root_certificates": str(link.root_certificates) if link.root_certificates else None,
+            "runs": [*submitted(folder)[1], answer.run_id],
+        },
+    )
+    return int(answer.run_id)
+
+
+def submitted(folder: Path) -> tuple[Link, list[int]]:
+    """The SuperLink that a run folder was submitted to, and the numbers of its runs there, the last of which counts."""
+    file = folder / SUBMITTED
+    if not file.is_file():
+        return Link(), []
+    try:
+        content = json.loads(file.read_text())
+        certificates = content["root_certificates"]
+        return Link(content["address"], Path(certificates) if certificates else None), list(content["runs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is damaged ({error}); delete it and resume the run") from error
+
+
+def _stop_those_before(client: ControlHttpClient, folder: Path) -> None:
+    """A run that goes on may still have a ServerApp somewhere: it must let go of the folder first."""
+    for run in submitted(folder)[1][-1:]:
+        with suppress(httpx.HTTPStatusError):  # a SuperLink that was set up anew does not know it
+            if not _state(client, run).finished:
+                client.StopRun(StopRunRequest(run_id=run))
+
+
+def state(link: Link, run: int) -> State:
+    """How a run stands."""
+    with control(link) as client:
+        return _state(client, run)
+
+
+def _state(client: ControlHttpClient, run: int) -> State:
+    found = client.ListRuns(ListRunsRequest(run_id=run)).run_dict.get(run)
+    if found is None:
+        return State("unknown", "", "the SuperLink does not know this run")
+    return State(found.status.status, found.status.sub_status, found.status.details)
+
+
+def stop(link: Link, run: int) -> None:
+    """End a run."""
+    with control(link) as client, suppress(httpx.HTTPStatusError):
+        client.StopRun(StopRunRequest(run_id=run))
+
+
+def logs(link: Link, run: int, *, follow: bool) -> Iterator[str]:
+    """What the ServerApp of a run has printed, in pieces; with `follow`, to the run's end."""
+    with control(link) as client:
+        for piece in client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=0.0)):
+            yield piece.log_output
+            if not follow:
+                return
+
+
+def run_deployed(plan: Plan, folder: Path, progress: Progress | None = None) -> None:
+    """Start a run (or start it again where it stopped) and follow it to its end; RunError if that is not the good one.
+
+    Who interrupts it ends the run, which then can be resumed.
+    """
+    run = submit(plan.scenario, folder)
+    try:
+        follow(plan, folder, progress)
+    except KeyboardInterrupt:
+        stop(Link.of(plan.scenario.engine), run)
+        raise
+
+
+def follow(plan: Plan, folder: Path, progress: Progress | None = None) -> None:
+    """Report the rounds of the folder's last run as they come; RunError with the reason, if it fails."""
+    link, runs = submitted(folder)
+    shown, silent = _rounds_so_far(folder), 0
+    while True:
+        try:
+            now = state(link, runs[-1])
+            silent = 0
+        except DeployError:
+            silent += 1
+            if silent * POLL_SECONDS > 60:  # a SuperLink that is started again is there before that
+                raise
+            now = State("unknown", "", "")
+        for line in _metric_lines(folder)[shown:]:
+            shown += 1
+            if progress is not None:
+                progress(_report(plan, line))
+        if now.finished:
+            break
+        time.sleep(POLL_SECONDS)
+    if now.failed or not (folder / "model.safetensors").is_file():
+        reason = read_failure(folder) or now.details or f"Flower says {now.status}:{now.ending}"
+        raise RunError(f"{reason.rstrip('.')} (deployed run {runs[-1]}; see `fedsim logs {folder}`)")
+
+
+def _rounds_so_far(folder: Path) -> int:
+    return len(_metric_lines(folder))
+
+
+def _metric_lines(folder: Path) -> list[dict[str, float | None]]:
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _report(plan: Plan, line: dict[str, float | None]) -> RoundReport:
+    round_ = int(line["round"] or 0)
+    known = {key: value for key, value in line.items() if key in RoundReport.__dataclass_fields__}
+    known |= {key: int(known[key] or 0) for key in ("round", "clients", "failures")}
+    return RoundReport(**known, rounds=plan.scenario.rounds, claims=plan.claims_after(round_))  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deployed client lets itself be asked for: its owner's policy, checked before anything is computed.
+
+The server proposes (scenario and message), the policy disposes. What it does not allow is refused in one sentence that
+goes back to the operator; nothing weaker is ever computed in its place. A reason names what was asked for and what is
+allowed, both of which the server may know; of the data it tells at most that there are too few examples to take part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from fedsim import scenario_yaml
+from fedsim.errors import PolicyError, ScenarioError
+from fedsim.privacy import Exposure, Mechanism, Noise, Setting, Unit
+from fedsim.privacy.ledger import Budget, Ledger
+from fedsim.privacy.promises import SERVER, promises
+from fedsim.scenario import Scenario
+from fedsim.scenario.section import Section
+
+ModelName = Literal["logistic", "mlp", "cnn", "resnet8", "resnet18", "transformer"]
+StrategyName = Literal["fedavg", "fedsgd"]
+
+
+class Policy(Section):
+    """What the owner of a client's data allows."""
+
+    dataset: str = Field("data", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)
+    """The name under which the ledger counts what this data has spent; the same data always has the same name."""
+    unit: Unit = "example"
+    """What must be protected: each example, or all that the client holds together."""
+    least_noise_multiplier: float = Field(0.5, gt=0)
+    """Noise scale by clipping norm, at least; of every local step (unit example) or of the update (unit client)."""
+    largest_clipping_norm: float = Field(10.0, gt=0)
+    """The norm to which gradients or updates are clipped, at most."""
+    largest_epsilon: float = Field(8.0, gt=0)
+    """The ε that all releases of this data may spend together, for ever; at `delta`, for one `unit`."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """The δ of `largest_epsilon`; well below one over the number of units."""
+    most_local_epochs: int = Field(10, ge=1)
+    """Passes over the data in a round, at most."""
+    smallest_batch: int = Field(8, ge=1)
+    """Examples in a batch, at least (with Poisson batches: expected)."""
+    smallest_examples: int = Field(50, ge=1)
+    """Examples that the client must hold to take part at all."""
+    models: tuple[ModelName, ...] = ("logistic", "mlp", "cnn", "resnet8", "resnet18", "transformer")
+    """Architectures that are trained."""
+    strategies: tuple[StrategyName, ...] = ("fedavg", "fedsgd")
+    """What may be sent: weight differences (fedavg), gradients (fedsgd)."""
+    largest_message: int = Field(200_000_000, ge=1)
+    """Bytes of a model, at most."""
+    rounds_a_day: int = Field(200, ge=1)
+    """Rounds that are answered in 24 hours, at most."""
+    inspect_model: Literal["refuse", "warn"] = "refuse"
+    """What is done with a model that looks as if it were made to leak (imprint blocks, trap weights, absurd norms)."""
+    count_noise_of_others: bool = False
+    """Under secure aggregation clients share the noise. false: only this client's own share counts, because nothing
+    proves that the others are there. true: the owner trusts the cohort, and the noise of the whole sum counts."""
+
+    @property
+    def budget(self) -> Budget:
+        """What the ledger holds this client to."""
+        return Budget(self.unit, self.largest_epsilon, self.delta, self.rounds_a_day)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a message asks of a client, beside its scenario."""
+
+    round: int
+    example_noise: float | None
+    """The noise multiplier of local steps; None (or 0) without."""
+    client_noise: float | None
+    """The noise multiplier of the update; under secure aggregation that of the whole sum."""
+    clipping_norm: float
+    """The norm to which the update is clipped in this round (adaptive clipping moves it)."""
+    model_bytes: int
+    examples: int
+    """How many examples this client holds."""
+    sharing: int = 1
+    """By how many clients the noise of the update is shared (secure aggregation)."""
+
+
+def load_policy(path: Path) -> Policy:
+    """The policy in a YAML file; what is left out is at its default."""
+    try:
+        document, lines = scenario_yaml.parse(scenario_yaml.read_text(Path(path)), str(path))
+    except ScenarioError as error:
+        raise PolicyError(str(error).replace("scenario file", "policy file")) from None
+    if not isinstance(document, dict | None):
+        raise PolicyError(f"{path}: a policy is a mapping of fields to values; write one with `fedsim deploy init`")
+    try:
+        return Policy.model_validate(document or {}, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        place = f"{path}:{lines.get(first['loc'][:1], 1)}"
+        if first["type"] == "extra_forbidden":
+            raise PolicyError(
+                f"{place}: a policy has no field {field}; its fields are {', '.join(Policy.model_fields)}"
+            ) from None
+        message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise PolicyError(f"{place}: {field} is {first['input']!r}; {message}") from None
+
+
+def policy_text() -> str:
+    """A policy file with every field at its default, explained."""
+    lines = ["# What this client lets itself be asked for. Whatever is not allowed here is refused."]
+    for name, field in Policy.model_fields.items():
+        value = scenario_yaml.dump({name: field.default}).strip()
+        lines += ["", f"# {' '.join((field.description or '').split())}", value]
+    return "\n".join(lines) + "\n"
+
+
+def check_request(policy: Policy, scenario: Scenario, request: Request) -> None:
+    """Refuse what the policy does not allow; the budget and the rounds of a day are the ledger's (`charge_request`)."""
+    for problem in _problems(policy, scenario, request):
+        raise PolicyError(f"the client's policy refuses round {request.round}: {problem}")
+
+
+def charge_request(policy: Policy, ledger: Ledger, scenario: Scenario, request: Request, run: str) -> None:
+    """Charge what answering is going to spend, durably; or refuse, where it is over the budget."""
+    parts = releases(policy, scenario, request)
+    ledger.charge_release(policy.dataset, parts, run, request.round, budget=policy.budget)
+
+
+def releases(policy: Policy, scenario: Scenario, request: Request) -> dict[Unit, tuple[Mechanism, int]]:
+    """What the answer to a request spends against the server, for every unit that the scenario protects.
+
+    It is what the scenario's own promises say of a client that takes part once, with the noise of this message.
+    """
+    setting = Setting(rounds=1, sample_rate=1.0, exposures=(Exposure(1, request.examples),))
+    noise = Noise(request.example_noise or 0.0, _own_noise(policy, scenario, request))
+    found: dict[Unit, tuple[Mechanism, int]] = {}
+    for promise in promises(scenario, setting, noise):
+        if promise.observer == SERVER:
+            for step in promise.steps(setting):
+                found[promise.unit] = step
+    return found
+
+
+def _own_noise(policy: Policy, scenario: Scenario, request: Request) -> float:
+    """The multiplier that the client can count on."""
+    shared = scenario.defence.secure_aggregation and not policy.count_noise_of_others
+    return (request.client_noise or 0.0) / (math.sqrt(request.sharing) if shared else 1.0)
+
+
+def _problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:
+    """Each thing that is not allowed. Comparisons are written so that what is not a number is never allowed."""
+    if scenario.model.name not in policy.models:
+        yield f"model {scenario.model.name} is not among {', '.join(policy.models)}; ask for one of them"
+    if scenario.strategy.name not in policy.strategies:
+        yield f"strategy {scenario.strategy.name} is not among {', '.join(policy.strategies)}; ask for one of them"
+    if not request.model_bytes <= policy.largest_message:
+        yield f"the model has {request.model_bytes} bytes, at most {policy.largest_message} are allowed"
+    if not request.examples >= policy.smallest_examples:
+        yield f"it takes part with at least {policy.smallest_examples} examples only, and does not hold as many"
+    yield from _work_problems(policy, scenario, request)
+    yield from _noise_problems(policy, scenario, request)
+
+
+def _work_problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:
+    client, rows = scenario.client, max(request.examples, 1)
+    batch = min(client.batch_size or rows, rows)
+    if not batch >= min(policy.smallest_batch, rows):
+        yield f"client.batch_size is {batch}, at least {policy.smallest_batch} is allowed"
+    if scenario.strategy.name == "fedsgd":
+        return
+    epochs = client.epochs if client.steps is None else math.ceil(client.steps * batch / rows)
+    if not epochs <= policy.most_local_epochs:
+        asked = "client.epochs" if client.steps is None else f"client.steps {client.steps}, in epochs,"
+        yield f"{asked} is {epochs}, at most {policy.most_local_epochs} is allowed"
+
+
+def _noise_problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:
+    defence, least, unit = scenario.defence, policy.least_noise_multiplier, policy.unit
+    section = defence.example_dp if unit == "example" else defence.client_dp
+    if section is None:
+        yield f"the unit {unit} must be protected, but defence.{unit}_dp is not there; add it"
+        return
+    noise = request.example_noise if unit == "example" else _own_noise(policy, scenario, request)
+    if not (noise or 0.0) >= least:
+        shared = f" (its own share of a noise that {request.sharing} clients share)" if request.sharing > 1 else ""
+        yield f"the noise multiplier for the unit {unit} is {noise or 0:g}{shared}, at least {least:g} is allowed"
+    norms = {"defence.example_dp.clipping_norm": defence.example_dp.clipping_norm} if defence.example_dp else {}
+    if defence.client_dp is not None:
+        norms["the clipping norm of the update"] = request.clipping_norm
+        yield from _client_noise_problems(policy, scenario)
+    for name, norm in norms.items():
+        if not 0 < norm <= policy.largest_clipping_norm:
+            yield f"{name} is {norm:g}, at most {policy.largest_clipping_norm:g} is allowed"
+
+
+def _client_noise_problems(policy: Policy, scenario: Scenario) -> Iterator[str]:
+    section = scenario.defence.client_dp
+    if section is None:
+        return
+    if section.noise != "gaussian":
+        yield f"defence.client_dp.noise {section.noise} is not drawn safely on a real client; use gaussian"
+    if section.adaptive is None:
+        return
+    bit_noise, least = section.adaptive.bit_noise, policy.least_noise_multiplier
+    if not bit_noise >= least:
+        yield f"defence.client_dp.adaptive.bit_noise is {bit_noise:g}, at least {least:g} is allowed"
+    if scenario.defence.secure_aggregation and not policy.count_noise_of_others:
+        yield "adaptive clipping under secure aggregation shares the noise of the bit; leave adaptive out"

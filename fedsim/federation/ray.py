@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ray engine: Flower's simulation runtime, which spreads the clients over cores, or over the machines of a cluster.
+
+The same ServerApp and ClientApp as everywhere. Flower's public `run_simulation` passes no run configuration on, so the
+function behind it is called, as Flower's own simulation process does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.run import Run as FlowerRun
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.telemetry import EventType
+
+from fedsim.errors import RunError, ScenarioError
+from fedsim.federation.bundle import write_bundle
+from fedsim.federation.client import app as client_app
+from fedsim.federation.inline import SERVER_NODE
+from fedsim.federation.plan import Plan, scenario_json
+from fedsim.federation.server import Progress, server_app
+from fedsim.scenario import EngineSection
+
+_RUN = 1
+
+
+def check_ray() -> None:
+    """ScenarioError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ScenarioError(
+            "engine.kind ray needs Ray, which is not installed; install it with `pip install 'fedsim[ray]'`, or use"
+            " engine inline"
+        )
+
+
+def run_on_ray(plan: Plan, folder: Path, progress: Progress | None = None) -> None:
+    """Run the rounds that are left with the clients on Ray."""
+    check_ray()
+    from flwr.simulation.run_simulation import _run_simulation
+
+    configuration: dict[str, str | int | float | bool] = {"scenario": scenario_json(plan.scenario)}
+    run = FlowerRun.create_empty(run_id=_RUN)
+    run.primary_task_id, run.federation_id, run.override_config = 1, NOOP_FEDERATION_ID, configuration
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN, SERVER_NODE, 1
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    stop = threading.Event()
+    flower = logging.getLogger("flwr")
+    before = flower.level
+    with tempfile.TemporaryDirectory() as bundle:
+        flower.setLevel(logging.ERROR)
+        try:
+            _run_simulation(
+                num_supernodes=plan.population,
+                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+                client_app=client_app,
+                server_app=server_app(progress, stop),
+                backend_config=backend(plan.scenario.engine),
+                server_app_context=Context(
+                    _RUN, SERVER_NODE, {}, RecordDict(), {**configuration, "folder": str(folder.absolute())}
+                ),
+                app_dir=str(write_bundle(Path(bundle))),
+                run=run,
+                is_app=True,
+            )
+        except (RuntimeError, ConnectionError) as error:
+            raise RunError(f"Ray could not run the federation: {error}; see its log, or use engine inline") from error
+        finally:
+            stop.set()
+            flower.setLevel(before)
+
+
+def backend(engine: EngineSection) -> dict[str, Any]:
+    """Flower's configuration of Ray."""
+    start: dict[str, Any] = {"address": engine.address} if engine.address else {}
+    return {
+        "init_args": {**start, "logging_level": logging.ERROR, "log_to_driver": False},
+        "client_resources": {"num_cpus": engine.client_cpus, "num_gpus": 0.0},
+    }

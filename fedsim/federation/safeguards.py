@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deployed client has of its own, and trusts more than the server: policy, ledger, data, randomness.
+
+They come from the configuration of its own node (`flower-supernode --node-config`), which no message can change. A
+simulated client has none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import ConfigRecord, Context
+from torch import Tensor
+
+from fedsim.errors import FedsimError, PolicyError
+from fedsim.federation.policy import Policy, Request, charge_request, check_request, load_policy
+from fedsim.privacy.ledger import Ledger
+from fedsim.privacy.secure_noise import add_secure_noise, secure_generator
+from fedsim.randomness import ClientRandomness
+from fedsim.scenario import Scenario
+
+KEYS = ("policy", "ledger", "data-path")
+
+
+@dataclass(frozen=True)
+class Safeguards:
+    """The safeguards of one client in one run."""
+
+    run: str
+    clients: int
+    policy: Path | None
+    ledger: Path | None
+    data_path: str | None
+
+    @classmethod
+    def of(cls, context: Context) -> Safeguards | None:
+        """Those that the node's configuration names; None for a simulated client."""
+        config = context.node_config
+        if not any(key in config for key in KEYS):
+            return None
+        policy, ledger = (Path(str(config[key])) if key in config else None for key in ("policy", "ledger"))
+        data_path = str(config["data-path"]) if "data-path" in config else None
+        return cls(str(context.run_id), int(config.get("num-partitions", 1)), policy, ledger, data_path)
+
+    def check(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
+        """PolicyError for whatever the client's policy does not allow."""
+        if self.policy is not None:
+            check_request(self._policy(), scenario, request_of(scenario, config, model.numel(), examples))
+
+    def charge(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
+        """Write down what this round's release spends, durably, before anything is computed; or refuse."""
+        if self.ledger is None:
+            return
+        request = request_of(scenario, config, model.numel(), examples)
+        charge_request(self._policy(), Ledger(self.ledger), scenario, request, self.run)
+
+    def inspection(self) -> Literal["refuse", "warn"]:
+        """What is done with a model that looks made to leak; the server has no say in it."""
+        return self._policy().inspect_model
+
+    def _policy(self) -> Policy:
+        """The owner's policy, or the strict default. What is wrong with the file is the owner's business alone."""
+        try:
+            return load_policy(self.policy) if self.policy is not None else Policy()
+        except PolicyError as error:
+            logging.getLogger("fedsim").error("%s", error)
+            raise PolicyError(
+                "this client's policy cannot be read, so it takes no part; its own log says why"
+            ) from error
+
+
+def request_of(scenario: Scenario, config: ConfigRecord, parameters: int, examples: int) -> Request:
+    """What a message asks of this client, for its policy and its ledger."""
+    defence = scenario.defence
+    return Request(
+        round=int(number(config, "server-round")),
+        example_noise=number(config, "example-noise-multiplier") if defence.example_dp is not None else None,
+        client_noise=number(config, "client-noise-multiplier") if defence.client_dp is not None else None,
+        clipping_norm=number(config, "clipping-norm") if defence.client_dp is not None else 0.0,
+        model_bytes=4 * parameters,
+        examples=examples,
+        sharing=max(1, int(number(config, "cohort-size"))) if _shares_noise(scenario) else 1,
+    )
+
+
+def _shares_noise(scenario: Scenario) -> bool:
+    return scenario.defence.client_dp is not None and scenario.defence.secure_aggregation
+
+
+def number(config: ConfigRecord, key: str) -> float:
+    """A number of the server's configuration."""
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FedsimError(f"the server sent {key} {value!r}, which is not a number")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class SystemRandomness(ClientRandomness):
+    """Randomness of the operating system: batches that the server cannot guess, noise without gaps and without seed."""
+
+    @property
+    def add_noise(self) -> Callable[[Any, float, float], Any]:
+        """Gaussian noise on a grid, exact in floating point."""
+        return add_secure_noise
+
+    def batches(self) -> np.random.Generator:
+        """Which examples go into which batch: amplification by sampling rests on their secrecy."""
+        return secure_generator()
+
+    def noise(self) -> np.random.Generator:
+        """Not drawn from: see add_noise."""
+        return secure_generator()
+
+    def client_noise(self) -> np.random.Generator:
+        """Not drawn from: see add_noise."""
+        return secure_generator()

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page for each audit: the verdict in words, the errors against what the claim allows, the bounds, and the gap."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from fedsim.audit.bayesian import epsilon_bayesian
+from fedsim.audit.estimate import Estimate, HeldOut
+from fedsim.audit.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
+from fedsim.audit.verdict import Claim, Verdict
+from fedsim.errors import FedsimError
+from fedsim.privacy.claim import PrivacyClaim, rounded_up
+from fedsim.report import words
+from fedsim.report.audit_bounds import bounds_table, gap_table, sides
+from fedsim.report.audit_density import density_figure
+from fedsim.report.audit_figures import View, estimates_figure, roc_figure, rounded_down, trade_off_figure
+from fedsim.report.audit_files import Audit, AuditNumbers
+from fedsim.report.audit_sum import sum_blocks
+from fedsim.report.blocks import Block, Bullets, Definitions, Fact, Paragraph, Section
+from fedsim.report.privacy_spent import full_claim
+from fedsim.report.run_files import RunFiles
+
+DEEDS = {
+    "example-canaries": "Some examples of the audited clients gave way to canaries, each present by a fair coin, with"
+    " the largest gradient that clipping lets through. The auditor looks for them in all that the server received.",
+    "client-canaries": "Some clients gave way to canaries, each present by a fair coin, which send the largest update"
+    " that clipping lets through. The auditor looks for them in all that the server received.",
+    "transcript": "No canaries: the auditor looks for the examples of the run themselves, in the updates that its"
+    " transcript keeps.",
+    "game": "Many models were trained, each in one of two worlds as a fair coin said, and the adversary guesses which.",
+    "one-run-sum": "Unit vectors are each added to a sum by a fair coin, with Gaussian noise; the auditor guesses from"
+    " the noisy sum which were in. Of the scenario only the seed matters.",
+}
+MEANINGS = {
+    "consistent": "consistent: nothing speaks against the claim, and an adversary with a fair chance looked; no proof"
+    " of privacy",
+    "violated": "violated: what was seen is next to impossible if the claim holds",
+    "inconclusive": "inconclusive: too little was seen to tell",
+}
+_WORST = ("violated", "inconclusive", "consistent")
+
+
+def audit_pages(run: RunFiles) -> tuple[Section, ...]:
+    """One section for each audit of the run."""
+    return tuple(_page(run, audit, number, len(run.audits)) for number, audit in enumerate(run.audits, start=1))
+
+
+def audit_fact(run: RunFiles) -> tuple[Fact, ...]:
+    """For the row at the top: the worst verdict, with what was proved of both tiers."""
+    judged = [(audit, audit.verdict) for audit in run.audits if audit.verdict is not None]
+    if not judged:
+        return ()
+    audit, verdict = min(judged, key=lambda pair: _WORST.index(pair[1].status))
+    among = f", the worst of {len(judged)} verdicts" if len(judged) > 1 else ""
+    note = f"{verdict.claim}, by {audit.name}{among}; {'; '.join(_proved(verdict))}"
+    return (Fact("Audit of the claim", verdict.status, note, wide=True, alarming=verdict.status == "violated"),)
+
+
+def _proved(verdict: Verdict) -> list[str]:
+    """The first bound of either tier: it was named before the run."""
+    found = {estimate.tier: estimate for estimate in reversed(verdict.estimates)}
+    return [
+        f"tier {tier} proves ε ≥ {rounded_down(found[tier].lower)} at the same δ with {_sure(found[tier])}"
+        for tier in ("A", "B")
+        if tier in found
+    ]
+
+
+def _sure(estimate: Estimate) -> str:
+    return "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g} % confidence"
+
+
+def _page(run: RunFiles, audit: Audit, number: int, total: int) -> Section:
+    anchor, verdict = f"audit-{number}", audit.verdict
+    tone = "warning" if verdict is not None and verdict.status == "violated" else "note"
+    blocks: list[Block | None] = [
+        Paragraph(DEEDS.get(audit.kind, f"The audit is called {audit.kind}.")),
+        Paragraph(audit.sentence, tone),  # type: ignore[arg-type]
+        Definitions(tuple(_words(audit)), "The verdict") if verdict is not None else None,
+        *_bounds(run, audit, anchor),
+        *_errors(audit, anchor),
+        *sum_blocks(anchor, audit.numbers.rows, audit.numbers.outcomes),
+        *_assumptions(audit),
+        Bullets("What the audit says of itself", audit.numbers.notes) if audit.numbers.notes else None,
+    ]
+    title = f"Audit {number}: {audit.name}" if total > 1 else f"Audit: {audit.name}"
+    return Section(anchor, title, tuple(block for block in blocks if block is not None))
+
+
+# --- in words -------------------------------------------------------------------------------------------------------
+
+
+def _words(audit: Audit) -> Iterable[tuple[str, str]]:
+    verdict, numbers = audit.verdict, audit.numbers
+    if verdict is None:
+        return
+    claim = numbers.claim if numbers.claim is not None and _same(numbers.claim, verdict.claim) else None
+    said = f", {full_claim(claim)}" if claim else f" at δ = {verdict.claim.delta:g} ({_unit(verdict.claim)})"
+    yield "Claim", f"ε ≤ {rounded_up(verdict.claim.epsilon)}{said}"
+    yield "Verdict", MEANINGS[verdict.status]
+    yield "Proved", "; ".join(_proved(verdict)) + f" ({_unit(verdict.claim)})"
+    yield (
+        "p-value",
+        (
+            f"{_upwards(verdict.p_value)}: at most so probable is what was seen, if the claim holds; below"
+            f" {1 - verdict.confidence:.2g} it is called violated"
+        ),
+    )
+    yield (
+        "Power",
+        (
+            f"a mechanism of {verdict.factor:g} times the claimed ε would have been caught with probability"
+            f" {math.floor(100 * verdict.power) / 100:.2f}"
+        ),
+    )
+    if verdict.evidence:
+        yield "Evidence", verdict.evidence
+    if numbers.chances and claim is not None and claim.sample_rate < 1:
+        rate = numbers.joined / numbers.chances
+        yield "Sampling", f"canaries joined a batch in {rate:.4f} of all cases, claimed is {claim.sample_rate:g}"
+    if numbers.game is not None:
+        played = numbers.game
+        data = " and ".join(played.data)
+        yield "Game", f"{played.asks} Data: {data}; challenge: {played.challenge}; sees: {played.sees}."
+    if verdict.settle:
+        yield "To settle it", verdict.settle
+
+
+def _unit(claim: Claim) -> str:
+    return f"{claim.adjacency} one {claim.unit}"
+
+
+def _same(full: PrivacyClaim, claim: Claim) -> bool:
+    return Claim.of(full) == claim
+
+
+def _upwards(probability: float) -> str:
+    """Two digits, rounded up."""
+    return "1" if probability >= 1 else rounded_up(probability, 2)
+
+
+def _assumptions(audit: Audit) -> list[Block]:
+    if audit.verdict is None:
+        return []
+    blocks: list[Block] = []
+    for tier in ("A", "B"):
+        found = [one for one in audit.verdict.estimates if one.tier == tier]
+        items = dict.fromkeys(assumption for one in found for assumption in one.assumptions)
+        if items:
+            blocks.append(Bullets(f"Tier {tier} holds if", tuple(items)))
+    return blocks
+
+
+# --- figures and tables ---------------------------------------------------------------------------------------------
+
+
+def _bounds(run: RunFiles, audit: Audit, anchor: str) -> list[Block | None]:
+    verdict = audit.verdict
+    if verdict is None:
+        return []
+    estimates = [*verdict.estimates, *_bayesian(audit.numbers, verdict)]
+    return [
+        estimates_figure(anchor, verdict.claim, estimates),
+        gap_table(verdict),
+        bounds_table(run, audit),
+    ]
+
+
+def _bayesian(numbers: AuditNumbers, verdict: Verdict) -> list[Estimate]:
+    """One more bound of tier B, from the counts of the test whose threshold is not of these trials."""
+    counts = numbers.sharpest
+    if counts is None or not counts.usable or any("Bayesian" in one.method for one in verdict.estimates):
+        return []
+    cells = counts.tp, counts.fp, counts.tn, counts.fn
+    return [epsilon_bayesian(*cells, verdict.claim.delta, verdict.confidence, selection=HeldOut())]
+
+
+def _errors(audit: Audit, anchor: str) -> list[Block | None]:
+    claim = None if audit.verdict is None else audit.verdict.claim
+    views, said = list(_views(audit, claim)), "nothing" if claim is None else str(claim)
+    caution = (
+        "The line of what was measured is that of the trials that were made, at thresholds that nobody fixed"
+        " beforehand: it may touch the edge by luck, and proves nothing by itself; the verdict rests on the bounds"
+        " above."
+    )
+    return [
+        trade_off_figure(anchor, views, said, caution),
+        roc_figure(anchor, views, said, caution),
+        None if claim is None else density_figure(anchor, claim, audit.numbers.sharpest),
+    ]
+
+
+def _views(audit: Audit, claim: Claim | None) -> Iterable[View]:
+    numbers, full = audit.numbers, audit.numbers.claim
+    ins, outs = sides(audit)
+    title = audit.name if audit.kind == "game" else "the whole run"
+    allowed = None if claim is None else approximate_dp(claim.epsilon, claim.delta)
+    counts = tuple(found for found in (numbers.counts, numbers.counts_guessed) if found is not None)
+    whole = View(title, numbers.trade_off, allowed, "its (ε, δ)", counts=counts, least=_least(ins, outs))
+    yield whole if full is None else dataclasses.replace(whole, releases=releases_of(full))
+    if full is not None and full.noise_multiplier > 0:
+        yield View(
+            "one step, of those that joined",
+            numbers.trade_off_step,
+            gaussian(1 / full.noise_multiplier),
+            f"Gaussian noise of {words.number(full.noise_multiplier)} times the sensitivity",
+            least=_least(numbers.scores_in, numbers.scores_out),
+        )
+
+
+def _least(ins: int, outs: int) -> float:
+    """The smallest false positive rate that there is to be seen, if it is known."""
+    return 1 / max(10, outs) if min(ins, outs) > 0 else 1e-3
+
+
+def releases_of(claim: PrivacyClaim) -> Curve | None:
+    """The trade-off curve of the releases that a claim names; None for what has none that is known here."""
+    known = "gaussian" in claim.mechanism.lower() and claim.sampling != "fixed size"
+    if not known or claim.adjacency != "add/remove" or not claim.noise_multiplier or not claim.compositions:
+        return None
+    if claim.sample_rate == 1:
+        return gaussian(math.sqrt(claim.compositions) / claim.noise_multiplier)
+    try:
+        return sampled_gaussian(claim.noise_multiplier, claim.sample_rate, claim.compositions)
+    except FedsimError:
+        return None

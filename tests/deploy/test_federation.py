@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server and three clients on four machines (network namespaces), over TLS, with keys and the proxy; and outsiders.
+
+The tests run in their order, on one federation: starting Flower's processes takes most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.deploy import certificates, init
+from fedsim.privacy.ledger import Ledger
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+FEDSIM = [sys.executable, "-m", "fedsim"]
+CLIENTS = (1, 2, 3)
+SCENARIO = """\
+data: digits
+model: {name: mlp, hidden: [16]}
+client: {epochs: 1, batch_size: 64, learning_rate: 0.5}
+cohort: {population: 3}
+rounds: 2
+defence: {example_dp: {noise_multiplier: 1.0, clipping_norm: 1.0}}
+seed: 5
+"""
+
+
+@dataclass
+class Federation:
+    net: Any  # conftest's Network
+    folder: Path
+    logs: Path
+    server: subprocess.Popen[bytes]
+    clients: dict[int, subprocess.Popen[bytes]]
+
+    def fedsim(self, *words: str, seconds: float = 400) -> subprocess.CompletedProcess[str]:
+        done: subprocess.CompletedProcess[str] = self.net.run("server", [*FEDSIM, *words], seconds)
+        return done
+
+    def statuses(self) -> dict[str, str]:
+        """What the server says of its clients."""
+        code = (
+            "import json, sys; from pathlib import Path; from fedsim.deploy.layout import open_server;"
+            "from fedsim.deploy.nodes import registered, public_key; s = open_server(Path(sys.argv[1]));"
+            "k = {n.key: n for n in registered(s)};"
+            "print(json.dumps({p.stem: [str(k[public_key(p)].node), k[public_key(p)].status]"
+            " for p in s.keys.glob('*.pub') if public_key(p) in k}))"
+        )
+        done = self.net.run("server", [sys.executable, "-c", code, str(self.folder)], 120)
+        return {name: f"{status} {node}" for name, (node, status) in json.loads(done.stdout or "{}").items()}
+
+    def wait_online(self, names: set[str], seconds: float = 240) -> dict[str, str]:
+        """Wait for clients; each question costs the start of a process, so it is not asked often."""
+        until = time.monotonic() + seconds
+        while True:
+            found = self.statuses()
+            if {name for name, status in found.items() if status.startswith("online")} >= names:
+                return found
+            assert time.monotonic() < until, f"{found}\n{self.log('server')}\n{self.log('client1')}"
+            time.sleep(5)
+
+    def wait_for_log(self, text: str, times: int, seconds: float = 240) -> None:
+        """Wait until the server has said something so many times."""
+        until = time.monotonic() + seconds
+        while (self.logs / "server.log").read_text().count(text) < times:
+            assert self.server.poll() is None, self.log("server")
+            assert time.monotonic() < until, f"{self.log('server')}\n{self.log('client1')}"
+            time.sleep(0.5)
+
+    def log(self, machine: str) -> str:
+        return (self.logs / f"{machine}.log").read_text()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def federation(network: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("deployment") / "fed"
+    machines = ["server", *(f"client{number}" for number in CLIENTS), "outsider"]
+    with network(machines) as net:
+        init.create(folder, len(CLIENTS), [net.addresses["server"]])
+        server = net.start("server", [*FEDSIM, "deploy", "server", str(folder)], folder.parent / "server.log")
+        clients = {
+            number: net.start(
+                f"client{number}",
+                [*FEDSIM, "deploy", "client", str(folder / f"client-{number}")],
+                folder.parent / f"client{number}.log",
+            )
+            for number in CLIENTS
+        }
+        found = Federation(net, folder, folder.parent, server, clients)
+        found.wait_for_log("INFO fedsim: ready", 1)
+        found.wait_for_log("[Fleet.ActivateNode] Activated", len(CLIENTS))
+        yield found
+
+
+def test_a_private_scenario_runs_to_its_end_and_is_charged(federation: Federation, tmp_path: Path) -> None:
+    scenario = tmp_path / "private.yaml"
+    scenario.write_text(SCENARIO)
+    done = federation.fedsim("deploy", "submit", str(federation.folder), str(scenario), "--no-report", "--json")
+    assert done.returncode == 0, (
+        f"{done.stdout}\n{done.stderr}\n{federation.log('server')}\n{federation.log('client1')}"
+    )
+    run = federation.folder / "server" / "runs" / "private-001"
+    assert (run / "model.safetensors").is_file()
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in metrics if line["round"]] == [3, 3]
+    assert not any(line["failures"] for line in metrics)
+    for number in CLIENTS:
+        ledger = Ledger(federation.folder / f"client-{number}" / "ledger.sqlite", create=False)
+        assert [charge.round for charge in ledger.charges()] == [1, 2]
+        assert 0 < ledger.epsilon("data", "example", 1e-5) < 8
+
+
+def test_what_the_policy_does_not_allow_is_refused_and_the_operator_is_told(
+    federation: Federation, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "weak.yaml"
+    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.0", "noise_multiplier: 0.1"))
+    done = federation.fedsim(
+        "deploy",
+        "submit",
+        str(federation.folder),
+        str(scenario),
+        "--set",
+        "rounds=1",
+        "--set",
+        "cohort.retries=0",
+        "--no-report",
+    )
+    assert done.returncode != 0
+    told = f"{done.stdout}{done.stderr}{_run_texts(federation.folder / 'server' / 'runs' / 'weak-001')}"
+    assert "the noise multiplier for the unit example is 0.1" in told, told
+    for number in CLIENTS:  # nothing was computed, so nothing was charged
+        assert len(Ledger(federation.folder / f"client-{number}" / "ledger.sqlite").charges()) == 2
+
+
+def _run_texts(run: Path) -> str:
+    return "".join(path.read_text() for path in run.rglob("*.json*") if path.is_file())
+
+
+def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:
+    server = federation.fedsim("deploy", "doctor", str(federation.folder))
+    assert server.returncode == 0, server.stdout
+    assert "control: is not reachable from outside" in server.stdout
+    assert "client-1: online" in server.stdout
+    client = federation.net.run("client1", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-1")], 120)
+    assert client.returncode == 0, client.stdout
+    assert "reached, and its certificate is accepted" in client.stdout
+
+
+def test_an_outsider_can_do_nothing_and_neither_can_a_revoked_client(federation: Federation, tmp_path: Path) -> None:
+    before = federation.statuses()
+    revoked = federation.fedsim("deploy", "revoke", str(federation.folder), "client-2")
+    assert revoked.returncode == 0, revoked.stderr
+    assert "client-2 is shut out\n" in revoked.stdout
+    found = _outsider(federation, tmp_path, before)
+    control = found.pop("CONTROL: a client's key")
+    assert control.startswith("OPEN"), control  # else nothing of this would mean anything
+    assert {name: said for name, said in found.items() if said.startswith("OPEN")} == {}
+    for name in ("list runs", "start a run", "stop a run", "register a key", "take over the ServerApp"):
+        assert found[name].startswith("404"), found[name]
+    assert "CERTIFICATE_VERIFY_FAILED" in found["another authority"]
+    assert found["a body of 17 MB"].endswith("status 413")
+    assert found["port 8000"].startswith("ConnectionRefused")
+    assert set(federation.statuses()) == {"client-1", "client-3"}
+
+
+def test_an_impostor_of_the_server_is_not_believed(federation: Federation) -> None:
+    """A client that is led to another server, with a certificate of another authority, does not talk to it."""
+    trusting = federation.folder / "client-1" / "ca.crt"
+    original = trusting.read_bytes()
+    trusting.write_bytes(certificates.make_authority().public)
+    try:
+        told = federation.net.run("client1", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-1")], 120)
+    finally:
+        trusting.write_bytes(original)
+    assert told.returncode == 1
+    assert "its certificate is not accepted" in told.stdout
+
+
+def test_revoked_stays_revoked_and_the_others_come_back_after_a_restart(federation: Federation, tmp_path: Path) -> None:
+    net = federation.net
+    net.stop(federation.server)
+    command = [*FEDSIM, "deploy", "server", str(federation.folder)]
+    federation.server = net.start("server", command, federation.logs / "server.log")
+    federation.wait_for_log("INFO fedsim: ready", 2)
+    found = federation.wait_online({"client-1", "client-3"})
+    assert set(found) == {"client-1", "client-3"}
+    again = _outsider(federation, tmp_path, found)
+    assert not again["revoked key, activate"].startswith("OPEN")
+    assert not again["revoked key, messages"].startswith("OPEN")
+
+
+def _outsider(federation: Federation, tmp_path: Path, statuses: dict[str, str]) -> dict[str, str]:
+    """All that an outsider tries, with its own authority, and the keys of client 2 (revoked) and 1 (to compare)."""
+    (tmp_path / "foreign.crt").write_bytes(certificates.make_authority("somebody").public)
+    folder = federation.folder
+    node, other = (statuses[name].split()[1] for name in ("client-1", "client-3"))
+    script = Path(__file__).with_name("outsider.py")
+    arguments = [federation.net.addresses["server"], "8443", folder / "client-1" / "ca.crt", tmp_path / "foreign.crt"]
+    arguments += [folder / "client-1" / "key", folder / "client-2" / "key", node, other]
+    done = federation.net.run("outsider", [sys.executable, str(script), *map(str, arguments)], 120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found

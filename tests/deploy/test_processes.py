@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.deploy import client, init
+from fedsim.deploy.layout import open_client, open_server
+from fedsim.deploy.processes import Processes, Program, environment, find, listens, together
+from fedsim.deploy.server import serve
+from fedsim.errors import DeployError
+
+
+def program(code: str, folder: Path, name: str = "program") -> Program:
+    return Program(name, (sys.executable, "-S", "-c", code), folder)
+
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def test_all_end_together_when_one_ends(tmp_path: Path) -> None:
+    with together(environment(tmp_path)) as processes:
+        processes.start(program(SLEEP, tmp_path, "stays"))
+        processes.start(program("raise SystemExit(7)", tmp_path, "ends"))
+        other = processes.running[0][1]
+        assert processes.watch() == ("ends", 7)
+    assert other.returncode == -signal.SIGTERM
+    assert processes.running == []
+
+
+def test_who_waits_is_told_what_ended_or_that_it_takes_too_long(tmp_path: Path) -> None:
+    processes = Processes(environment(tmp_path))
+    processes.start(program("raise SystemExit(3)", tmp_path, "broken"))
+    with pytest.raises(DeployError, match="broken ended with exit code 3"):
+        processes.wait_for(lambda: False, 30, "it")
+    processes.stop()
+    processes.start(program(SLEEP, tmp_path))
+    with pytest.raises(DeployError, match="it is not ready after"):
+        processes.wait_for(lambda: False, 0.3, "it")
+    processes.stop()
+
+
+def test_sigterm_ends_the_children_too(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fedsim.deploy.processes import *;\n"
+        "with together(environment(Path('.'))) as p:\n"
+        f"    p.start(Program('child', (sys.executable, '-S', '-c', {SLEEP!r}), Path('.')))\n"
+        "    print(p.running[0][1].pid, flush=True)\n"
+        "    p.watch()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.terminate()
+        parent.wait(20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_program_that_is_missing_is_named_with_the_remedy() -> None:
+    with pytest.raises(DeployError, match=r"no-such-program is not installed; install it"):
+        find("no-such-program", "install it")
+
+
+def test_a_server_does_not_start_over_another(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert listens("127.0.0.1", port)
+        init.create(tmp_path / "fed", 1, ["localhost"], superlink_port=port)
+        with pytest.raises(DeployError, match=f"superlink_port {port} is already in use"):
+            serve(open_server(tmp_path / "fed"))
+
+
+def test_a_client_that_is_refused_tries_again_and_more_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    init.create(tmp_path / "fed", 1, ["localhost"])
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_run", lambda _: ("SuperNode", 305))
+    monkeypatch.setattr(client, "listens", lambda *_: False)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        client.join(open_client(tmp_path / "fed" / "client-1"), None, None)
+    assert pauses == [5, 10, 20, 40, 60, 60]
+    assert "that was revoked" in caplog.text

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.errors import PolicyError
+from fedsim.federation.policy import (
+    Policy,
+    Request,
+    charge_request,
+    check_request,
+    load_policy,
+    policy_text,
+    releases,
+)
+from fedsim.privacy import Mechanism, account
+from fedsim.privacy.ledger import Ledger
+from fedsim.scenario import Scenario
+
+EXAMPLE = {"example_dp": {"noise_multiplier": 1.0, "clipping_norm": 1.0}}
+CLIENT = {"client_dp": {"noise_multiplier": 4.0, "clipping_norm": 1.0}}
+REQUEST = Request(round=1, example_noise=1.0, client_noise=None, clipping_norm=1.0, model_bytes=400_000, examples=200)
+
+
+def scenario(**fields: Any) -> Scenario:
+    return Scenario.model_validate({"model": {"name": "mlp"}, "defence": EXAMPLE, **fields})
+
+
+def test_an_ordinary_private_scenario_passes_the_default_policy() -> None:
+    check_request(Policy(), scenario(), REQUEST)
+    check_request(
+        Policy(unit="client"), scenario(defence=CLIENT), replace(REQUEST, example_noise=None, client_noise=4.0)
+    )
+
+
+WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("noise multiplier for the unit example is 0.4", {}, {}, {"example_noise": 0.4}),
+    ("noise multiplier for the unit example is nan", {}, {}, {"example_noise": math.nan}),
+    ("noise multiplier for the unit example is 0,", {}, {}, {"example_noise": None}),
+    ("defence.example_dp is not there", {}, {"defence": {}}, {}),
+    ("defence.client_dp is not there", {"unit": "client"}, {}, {}),
+    (
+        "clipping_norm is 11",
+        {},
+        {"defence": {"example_dp": {"noise_multiplier": 1.0, "clipping_norm": 11.0}}},
+        {},
+    ),
+    (
+        "clipping norm of the update is 11",
+        {"unit": "client"},
+        {"defence": CLIENT},
+        {"client_noise": 4.0, "clipping_norm": 11.0},
+    ),
+    (
+        "clipping norm of the update is nan",
+        {"unit": "client"},
+        {"defence": CLIENT},
+        {"client_noise": 4.0, "clipping_norm": math.nan},
+    ),
+    (
+        "laplace is not drawn safely",
+        {"unit": "client"},
+        {"defence": {"client_dp": {"noise_multiplier": 4.0, "noise": "laplace"}}},
+        {"client_noise": 4.0},
+    ),
+    (
+        "bit_noise is 0.1",
+        {"unit": "client"},
+        {"defence": {"client_dp": {"noise_multiplier": 4.0, "adaptive": {"bit_noise": 0.1}}}},
+        {"client_noise": 4.0},
+    ),
+    (
+        "its own share of a noise that 100 clients share",
+        {"unit": "client"},
+        {"defence": {**CLIENT, "secure_aggregation": True}},
+        {"client_noise": 4.0, "sharing": 100},
+    ),
+    ("client.epochs is 11", {}, {"client": {"epochs": 11}}, {}),
+    ("client.steps 111, in epochs, is 12", {}, {"client": {"steps": 111}}, {}),
+    ("client.batch_size is 4", {}, {"client": {"batch_size": 4}}, {}),
+    ("at least 50 examples", {}, {}, {"examples": 49}),
+    ("model resnet8 is not among mlp", {"models": ("mlp",)}, {"model": {"name": "resnet8"}}, {}),
+    ("strategy fedsgd is not among fedavg", {"strategies": ("fedavg",)}, {"strategy": {"name": "fedsgd"}}, {}),
+    ("bytes, at most 1000", {"largest_message": 1000}, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("reason", "policy", "asked", "request_"), WEAKER, ids=[case[0] for case in WEAKER])
+def test_what_is_weaker_is_refused_with_a_reason(
+    reason: str, policy: dict[str, Any], asked: dict[str, Any], request_: dict[str, Any]
+) -> None:
+    with pytest.raises(PolicyError, match="the client's policy refuses round 1: ") as refused:
+        check_request(Policy(**policy), scenario(**asked), replace(REQUEST, **request_))
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_noise_of_others_counts_only_if_the_owner_says_so() -> None:
+    shared = scenario(defence={**CLIENT, "secure_aggregation": True})
+    request = replace(REQUEST, client_noise=4.0, sharing=100)
+    trusting = Policy(unit="client", count_noise_of_others=True)
+    check_request(trusting, shared, request)
+    assert releases(trusting, shared, request)["client"] == (Mechanism("gaussian", 4.0, "add/remove"), 1)
+    assert releases(Policy(unit="client"), shared, request)["client"][0].noise_multiplier == pytest.approx(0.4)
+
+
+def test_what_is_charged_is_what_the_scenario_promises(tmp_path: Path) -> None:
+    asked, ledger = scenario(client={"epochs": 2, "batch_size": 20}), Ledger(tmp_path / "ledger.sqlite")
+    mechanism = Mechanism("gaussian", 1.0, "add/remove", "poisson", 20 / 200)
+    assert releases(Policy(), asked, REQUEST) == {"example": (mechanism, 20)}
+    charge_request(Policy(), ledger, asked, REQUEST, "run-1")
+    charge_request(Policy(), ledger, asked, replace(REQUEST, round=2), "run-1")
+    expected = account([(mechanism, 40)], 1e-5).epsilon
+    assert ledger.epsilon("data", "example", 1e-5) == pytest.approx(expected, rel=1e-12)
+    assert ledger.epsilon("data", "client", 1e-5) == math.inf
+
+
+def test_over_the_budget_nothing_is_charged_and_nothing_may_leave(tmp_path: Path) -> None:
+    asked, ledger = scenario(), Ledger(tmp_path / "ledger.sqlite")
+    policy, refused = Policy(largest_epsilon=3.0), ""
+    for spent in range(200):
+        try:
+            charge_request(policy, ledger, asked, replace(REQUEST, round=spent), "run-1")
+        except PolicyError as error:
+            refused = str(error)
+            break
+    assert "largest_epsilon is 3 at δ = 1e-05 for one example" in refused
+    assert spent >= 1
+    assert len(ledger.charges()) == spent
+    assert ledger.epsilon("data", "example", 1e-5) <= 3.0
+    one = releases(policy, asked, REQUEST)["example"]
+    assert ledger.would_spend("data", "example", *one, 1e-5) > 3.0
+    with pytest.raises(PolicyError, match="rounds_a_day is 1"):
+        charge_request(Policy(rounds_a_day=1), ledger, asked, REQUEST, "run-1")
+
+
+def test_the_file_that_init_writes_is_the_default_policy(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(policy_text())
+    assert load_policy(file) == Policy()
+    assert policy_text().count("\n# ") == len(Policy.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("largest_epsilonn: 3", "policy.yaml:1: a policy has no field largest_epsilonn"),
+        ("unit: example\nlargest_epsilon: -1", "policy.yaml:2: largest_epsilon is -1"),
+        ("models: [vgg]", "policy.yaml:1: models.0 is 'vgg'"),
+        ("- 1", "a policy is a mapping"),
+        ("unit: [", "cannot be read as YAML"),
+    ],
+)
+def test_a_wrong_policy_is_told_in_a_sentence(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(text)
+    with pytest.raises(PolicyError) as told:
+        load_policy(file)
+    assert words in str(told.value)
+
+
+def test_a_missing_policy_is_no_policy(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="policy file"):
+        load_policy(tmp_path / "policy.yaml")

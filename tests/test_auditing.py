@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedsim audit`: of a scenario, of a run, of a function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.auditing import audit_run, audit_scenario, fitting_audits, read_audits
+from fedsim.cli import main
+from fedsim.errors import RunError
+from fedsim.scenario import Scenario
+
+SMALL = """
+name: small
+data: digits
+model: logistic
+partition: {kind: iid, examples_per_client: 600}
+strategy: fedsgd
+client: {batch_size: 120}
+cohort: {population: 2}
+rounds: 3
+defence: {example_dp: {noise_multiplier: 1.0}}
+audit: [{kind: example-canaries, canaries: 500}]
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_scenario_is_run_and_audited(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(["audit", str(scenario), "--out", str(folder), "--no-report"]) == 0
+    shown = capsys.readouterr().out
+    assert "audit=example-canaries number=1 of=1" in shown
+    for line in (line for line in shown.splitlines() if "ε" in line):
+        assert "δ = 1e-05" in line
+        assert "add/remove one example" in line
+    (audit,) = read_audits(folder)
+    assert audit["settings"]["canaries"] == 500
+    assert audit["verdict"]["status"] in ("consistent", "inconclusive")
+    assert [estimate["tier"] for estimate in audit["verdict"]["estimates"]] == ["A", "A", "B", "B"]
+    assert len(audit["numbers"]["trade_off"]["fpr"]) > 20
+    again = document(capsys, "audit", str(folder), "--audit", "{kind: game, game: DPD, trials: 40}", "--no-report")
+    assert [entry["settings"]["game"] for entry in again["audits"]] == ["DPD"]
+    assert read_audits(folder) == again["audits"]
+
+
+def test_a_function_is_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nothing_private.py").write_text("def total(data, rng):\n    return sum(data) + rng.normal() * 1e-3\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["nothing_private:total", "--epsilon", "1", "--delta", "1e-5", "--trials", "2000"]
+    found = document(capsys, "audit", *words)
+    assert found["verdict"]["status"] == "violated"
+    assert found["verdict"]["claim"]["adjacency"] == "add/remove"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["no-such-scenario"], "no-such-scenario"),
+        (["no_such_module:f", "--epsilon", "1"], "no_such_module"),
+        (["audit-dp-sgd", "--epsilon", "1"], "--epsilon 1.0 is for module:function"),
+        (["audit-dp-sgd", "--audit", "horoscope"], "horoscope"),
+        (["audit-dp-sgd", "--audit", " "], "names no audit"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_a_scenario_without_audits_gets_those_that_fit() -> None:
+    def kinds(**changes: Any) -> list[str]:
+        return [section.kind for section in fitting_audits(Scenario.model_validate({"data": "digits", **changes}))]
+
+    examples = {"example_dp": {"noise_multiplier": 1.0}}
+    assert kinds(strategy="fedsgd", defence=examples) == ["example-canaries"]
+    assert kinds(defence=examples) == ["game"]
+    assert kinds(defence={"client_dp": {"noise_multiplier": 1.0}}) == ["client-canaries"]
+    assert kinds() == ["game"]
+
+
+def test_the_homework_as_an_audit() -> None:
+    scenario = Scenario.model_validate({"audit": [{"kind": "one-run-sum", "questions": ["Q2.3"], "repeats": 2}]})
+    seen: list[int] = []
+    (result,) = audit_scenario(scenario, progress=lambda report: seen.append(report.done))
+    assert [row["value"] for row in result["numbers"]["rows"]] == [10, 100, 1000, 10_000, 100_000]
+    assert len(result["numbers"]["outcomes"]) == 10
+    assert max(seen) == 10
+    assert json.dumps(result)
+
+
+def test_a_damaged_result_is_told(scenario: Path, tmp_path: Path) -> None:
+    run = fedsim.run(scenario, out=tmp_path / "run")
+    assert read_audits(run.path) == []
+    (run.path / "audit.json").write_text("{}")
+    with pytest.raises(RunError, match="audit again"):
+        read_audits(run.path)
+    (run.path / "audit.json").unlink()
+    (run.path / "audit.json").mkdir()
+    with pytest.raises(RunError, match="in the way"):
+        audit_run(
+            run, Scenario.model_validate({"audit": [{"kind": "one-run-sum", "questions": ["Q2.1"], "repeats": 1}]})
+        )
