@@ -44,7 +44,8 @@ class ScatteredGrid(Grid):
         rng = random.Random(7)
         self.configs: dict[int, Config] = {}
         for client in rng.sample(range(population), population):
-            own: Config = {"partition-id": client, "num-partitions": population, **world.node_config.get(client, {})}
+            config = world.node_config.get(client, {"simulated": True})
+            own: Config = {"partition-id": client, "num-partitions": population, **config}
             self.configs[rng.getrandbits(63)] = own
         for extra in world.extra:
             self.configs[rng.getrandbits(63)] = extra

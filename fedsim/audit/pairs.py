@@ -64,7 +64,8 @@ def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, si
     """Worst-case pairs of arrays (n, *shape): what is left of one data set without a record is the other.
 
     Records: along the first and last coordinate, all coordinates at once, on both sides, at magnitude 1 and at the end
-    of the domain, and zero (which shows a number of records that is not hidden). The rest: empty, one record, zeros, copies.
+    of the domain, and zero (which shows a number of records that is not hidden). The rest: empty, one record, zeros,
+    copies.
     """
     records = _records(shape, domain)
     zero = np.zeros(shape)

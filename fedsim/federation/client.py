@@ -55,6 +55,8 @@ def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
 
 def _place(context: Context) -> Workplace:
     own = Safeguards.of(context)
+    if own is not None:
+        own.admit(Scenario.model_validate_json(str(context.run_config["scenario"])))
     return workplace(str(context.run_config["scenario"]), own and own.data_path, own.clients if own else 1)
 
 

@@ -97,6 +97,7 @@ class InlineGrid(Grid):
         node_config: dict[str, str | int | float | bool] = {
             "partition-id": client_of(node),
             "num-partitions": self.population,
+            "simulated": True,
         }
         state = self.states[node].copy() if node in self.states else RecordDict()
         return Context(1, node, node_config, state, self.run_config)

@@ -8,7 +8,7 @@ before it begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -123,6 +123,24 @@ def plan(scenario: Scenario) -> Plan:
         noise,
         tuple(curve),
     )
+
+
+def as_told(plan: Plan, told: Mapping[int, int]) -> Plan:
+    """The plan with the claims that follow from how many examples clients say that they hold.
+
+    A deployed client may bring other data than the server's copy of the scenario has, and its sampling rate, hence what
+    an example spends, depends on how many there are. Under an example-level claim that number is public and comes with
+    every update. The noise stays as it was planned.
+    """
+    same = all(plan.partition.size(client) == examples for client, examples in told.items())
+    if same or plan.scenario.defence.example_dp is None:
+        return plan
+    rate = min(1.0, plan.cohort_size / plan.population)
+
+    def size(client: int) -> int:
+        return told.get(client, plan.partition.size(client))
+
+    return replace(plan, curve=tuple(privacy_curve(plan.scenario, plan.noise, plan.cohorts, size, rate)))
 
 
 def summary(plan: Plan) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from fedsim.federation.bundle import write_bundle
 from fedsim.federation.client import app as client_app
 from fedsim.federation.inline import SERVER_NODE
 from fedsim.federation.plan import Plan, scenario_json
+from fedsim.federation.safeguards import SIMULATED
 from fedsim.federation.server import Progress, server_app
 from fedsim.scenario import EngineSection
 
@@ -81,7 +82,8 @@ def run_on_ray(plan: Plan, folder: Path, progress: Progress | None = None) -> No
 def backend(engine: EngineSection) -> dict[str, Any]:
     """Flower's configuration of Ray."""
     start: dict[str, Any] = {"address": engine.address} if engine.address else {}
+    simulated = {"runtime_env": {"env_vars": {SIMULATED: "1"}}}
     return {
-        "init_args": {**start, "logging_level": logging.ERROR, "log_to_driver": False},
+        "init_args": {**start, **simulated, "logging_level": logging.ERROR, "log_to_driver": False},
         "client_resources": {"num_cpus": engine.client_cpus, "num_gpus": 0.0},
     }

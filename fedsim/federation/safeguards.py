@@ -8,6 +8,7 @@ simulated client has none of it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from fedsim.privacy.secure_noise import add_secure_noise, secure_generator
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Scenario
 
-KEYS = ("policy", "ledger", "data-path")
+SIMULATED = "FEDSIM_SIMULATED"
+"""Set to 1 in the environment of simulated clients that Flower starts, which cannot be told so otherwise."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,31 @@ class Safeguards:
 
     @classmethod
     def of(cls, context: Context) -> Safeguards | None:
-        """Those that the node's configuration names; None for a simulated client."""
+        """Those that the node's configuration names; None for a simulated client.
+
+        A client is simulated only if its own side says so. Whoever starts a node and says nothing gets noise of the
+        operating system: the seed of a scenario is known to the server.
+        """
         config = context.node_config
-        if not any(key in config for key in KEYS):
+        if config.get("simulated") or os.environ.get(SIMULATED) == "1":
             return None
         policy, ledger = (Path(str(config[key])) if key in config else None for key in ("policy", "ledger"))
         data_path = str(config["data-path"]) if "data-path" in config else None
         return cls(str(context.run_id), int(config.get("num-partitions", 1)), policy, ledger, data_path)
+
+    def admit(self, scenario: Scenario) -> None:
+        """PolicyError for a scenario that must not even be built: other people's code, other people's files."""
+        allowed = self._policy().models
+        if scenario.model.name not in allowed:
+            raise PolicyError(
+                f"the client's policy refuses model {scenario.model.name}: it is not among {', '.join(allowed)}"
+            )
+        data = scenario.data
+        if self.data_path is None and (data.source == "hub" or getattr(data, "path", None) is not None):
+            raise PolicyError(
+                f"data.source {data.source} names data that a server chose; this client reads only what its own"
+                " data-path names, or data that comes with fedsim"
+            )
 
     def check(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
         """PolicyError for whatever the client's policy does not allow."""
@@ -57,7 +77,7 @@ class Safeguards:
         if self.ledger is None:
             return
         request = request_of(scenario, config, model.numel(), examples)
-        charge_request(self._policy(), Ledger(self.ledger), scenario, request, self.run)
+        charge_request(self._policy(), Ledger(self.ledger, create=False), scenario, request, self.run)
 
     def inspection(self) -> Literal["refuse", "warn"]:
         """What is done with a model that looks made to leak; the server has no say in it."""

@@ -23,9 +23,9 @@ from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.fleet import FleetGrid
 from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
 from fedsim.federation.inline import InlineGrid, client_of, node_of
-from fedsim.federation.plan import Plan, plan
+from fedsim.federation.plan import Plan, as_told, plan
 from fedsim.federation.secure_rounds import secure_collect
-from fedsim.federation.transcript import Kind, MessageLine
+from fedsim.federation.transcript import Kind, MessageLine, Transcript, write_json
 from fedsim.privacy import PrivacyClaim
 from fedsim.scenario import CohortSection, Scenario
 from fedsim.scenario_file import load_scenario
@@ -104,9 +104,12 @@ def serve(
 
 def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Tensor:
     refusals: list[Refusal] = []
+    told = _told_before(writer.path)
+    planned, plan = plan, as_told(plan, told)
 
     def observe(round_: int, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> None:
         refusals[:] = refused
+        told.update({a.client: a.examples for a in arrivals if a.client is not None and a.examples is not None})
         writer.transcript.received(round_, _received(round_, strategy.reply_kind, arrivals, refused))
 
     strategy = make_strategy(plan, observe)
@@ -119,13 +122,24 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
         _report(plan, writer, progress, 0, None, _evaluate(plan, 0, model))
     arrays = to_record(model, plan.layout)
     for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
+        known = dict(told)
         arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays)
+        if told != known and (plan := as_told(planned, told)) is not planned:
+            write_json(writer.path / "claims.json", [claim.to_dict() for claim in plan.claims])
         _check_enough(plan, round_, int(_number(metrics["clients"])), refusals)
         model = to_flat(arrays, plan.layout)
         _report(plan, writer, progress, round_, metrics, _evaluate(plan, round_, model))
         # Inline, rounds take milliseconds and nobody else's work is lost: there a checkpoint every few seconds will do.
         writer.save(Checkpoint(round_, model, strategy.state()), now=not isinstance(grid, InlineGrid))
     return model
+
+
+def _told_before(folder: Path) -> dict[int, int]:
+    """How many examples the clients of a run that is resumed have said that they hold."""
+    if not (folder / "transcript").is_dir():
+        return {}
+    lines = Transcript(folder / "transcript").messages()
+    return {line.client: line.examples for line in lines if line.client is not None and line.examples is not None}
 
 
 def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Refusal]) -> None:

@@ -28,6 +28,10 @@ _SEED = (
     "this is a simulation: noise, batches and cohorts follow from the scenario's seed, which must stay secret, and no"
     " other run with the same seed is released"
 )
+_OWN_LEDGER = (
+    "clients hold as many examples as they say, and none is asked for the same round twice; what a client has really"
+    " spent stands in its own ledger"
+)
 _ENCODED = {"breast_cancer", "csv", "text", "descriptions", "hub"}
 _PUBLIC_ENCODING = (
     "how the data is encoded (means and scales of columns, categories, vocabulary) is public: agreed on beforehand,"
@@ -159,6 +163,7 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
             "how many examples a client holds is public, and so are the sampling rate and the number of steps; to"
             " remove an example means that it contributes nothing, while these stay",
             *(("the client draws its batches in secret, each example independently",) if poisson else ()),
+            *((_OWN_LEDGER,) if scenario.engine.kind == "deploy" else ()),
             _INDEPENDENT,
             _NOTHING_ELSE,
             _IDEAL,

@@ -150,9 +150,14 @@ def _roc_panel(axes: Axes, view: View, *, titled: bool) -> None:
         )
     axes.plot(grid, grid, color=MUTED, linestyle=":", linewidth=1.4, label="blind guessing")
     fpr, fnr = view.rates.arrays
-    seen = fnr < 1
+    first = max(0, int(np.searchsorted(fpr, view.least, "right")) - 1)
     # no false alarm in so many trials is drawn as one: less cannot be told from it
-    axes.plot(np.maximum(fpr[seen], view.least), 1 - fnr[seen], color=BLUE, label="measured, at every threshold")
+    axes.plot(
+        np.maximum(fpr[first:], view.least),
+        np.maximum(1 - fnr[first:], least / 10),
+        color=BLUE,
+        label="measured, at every threshold",
+    )
     _crosses(axes, [counts for counts in view.counts if counts.fp and counts.tp], of_misses=False)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -236,8 +241,7 @@ def estimates_figure(name: str, claim: Claim, estimates: Sequence[Estimate]) -> 
     tiers = [(tier, found) for tier, found in tiers if found]
     if not tiers:
         return None
-    ends = [value for one in estimates for value in (one.lower, one.upper or 0.0) if math.isfinite(value)]
-    right = 1.12 * max(claim.epsilon, *ends, 0.1)
+    right = 1.15 * max(claim.epsilon, 0.1, *(one.lower for one in estimates if math.isfinite(one.lower)))
 
     def draw(figure: Figure, narrow: bool) -> None:
         ratios = [len(found) for _, found in tiers]
@@ -259,7 +263,7 @@ def estimates_figure(name: str, claim: Claim, estimates: Sequence[Estimate]) -> 
         f"The line is the claim, {claim}. A bar ends at the lower bound: all that it covers is refuted, at the"
         " confidence beside it. Tier A (full bars) holds without a model of the mechanism; tier B (hatched) holds under"
         " the model that its assumptions name. They are never merged, and each confidence is that of one bound by"
-        " itself, not of the largest of them.",
+        " itself, not of the largest of them. A whisker leads to an upper end, of what this attack shows.",
         f"Lower bounds on ε; claimed is {claim}. "
         + "; ".join(f"tier {e.tier}, {e.method}: {rounded_down(e.lower)}" for e in estimates),
         Table("Bounds on ε", columns, rows),
@@ -279,9 +283,9 @@ def _tier_panel(axes: Axes, tier: str, found: Sequence[Estimate], claim: Claim, 
     axes.barh(y, shown, height=0.5, **style)
     for place, one in zip(y, found, strict=True):
         if one.upper is not None:
-            axes.plot([one.lower, min(one.upper, right)], [place, place], color=colour, linewidth=1.4)
-            if one.upper <= right:
-                axes.plot([one.upper], [place], color=colour, marker="|", markersize=10)
+            end, marker = (one.upper, "|") if one.upper <= right else (right, ">")
+            axes.plot([one.lower, end], [place, place], color=colour, linewidth=1.4)
+            axes.plot([end], [place], color=colour, marker=marker, markersize=9, clip_on=False)
     axes.axvline(claim.epsilon, color=GREEN, linewidth=2)
     axes.set_yticks(y, [_label(one, narrow=narrow) for one in found])
     axes.set_ylim(len(found) - 0.4, -0.6)

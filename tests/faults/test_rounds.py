@@ -262,6 +262,7 @@ PRIVATE = {"defence": {"example_dp": {"noise_multiplier": 1.0}}, "rounds": 2}
 def guarded(world: Any, tmp_path: Path, policy: str) -> Path:
     (tmp_path / "policy.yaml").write_text(f"{policy}\n")
     ledger = tmp_path / "ledger.sqlite"
+    Ledger(ledger)
     world.node_config = {1: {"policy": str(tmp_path / "policy.yaml"), "ledger": str(ledger)}}
     return ledger
 
@@ -276,7 +277,7 @@ def test_what_the_policy_does_not_allow_is_never_computed(tmp_path: Path, world:
     note("the server asks for less noise than the policy", "refused, the operator reads why", reasons[0][:90])
     assert len(reasons) == 2
     assert "the noise multiplier for the unit example is 1, at least 2 is allowed" in reasons[0]
-    assert not ledger.exists()
+    assert not Ledger(ledger).charges()
 
 
 def test_the_ledger_is_charged_before_anything_leaves(tmp_path: Path, world: Any, note: Any) -> None:

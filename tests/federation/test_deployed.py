@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 from flwr.cli.config_utils import validate_config
 
 import fedsim
-from fedsim.errors import DeployError, FedsimError, RunError
+from fedsim.errors import DeployError, FedsimError, PolicyError, RunError
 from fedsim.federation import deployed
 from fedsim.federation.bundle import build_bundle, public_scenario, write_bundle
 from fedsim.federation.client import _place, workplace
@@ -76,6 +78,53 @@ def test_a_client_trains_on_its_own_file(tmp_path: Path) -> None:
     assert place.partition.size(1) == len(place.dataset.x_train) == 72  # the rest is held out
     with pytest.raises(FedsimError, match="data-path"):
         workplace(text)
+
+
+def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -> None:
+    """Not even for long enough to look at them: the model is not built, the file is not opened."""
+    file = npz(tmp_path / "somebody.npz", 60, 0)
+    node = {"partition-id": 0, "num-partitions": 2}
+    for part, reason in (
+        ({"model": "import:antigravity:fly"}, "refuses model import:antigravity:fly"),
+        ({"data": {"source": "npz", "path": str(file)}}, "names data that a server chose"),
+    ):
+        text = Scenario.model_validate({"data": "digits", **part}).model_dump_json(exclude_unset=True)
+        with pytest.raises(PolicyError, match=reason):
+            _place(Context(1, 2, node, RecordDict(), {"scenario": text}))
+    assert "antigravity" not in sys.modules
+
+
+NOISY = {
+    "data": "digits",
+    "model": {"name": "mlp", "hidden": [8]},
+    "cohort": {"population": 3},
+    "client": {"batch_size": 32},
+    "defence": {"example_dp": {"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}},
+    "rounds": 2,
+}
+
+
+def test_a_client_that_nobody_calls_simulated_never_draws_noise_from_the_scenario(tmp_path: Path, world: Any) -> None:
+    scenario = Scenario.model_validate(NOISY)
+    seeded = [fedsim.run(scenario, out=tmp_path / f"seeded-{turn}").model() for turn in range(2)]
+    world.node_config = {client: {} for client in range(3)}
+    real = [fedsim.run(scenario, out=tmp_path / f"real-{turn}").model() for turn in range(2)]
+    assert all(torch.equal(seeded[0][name], seeded[1][name]) for name in seeded[0])
+    assert not any(torch.equal(real[0][name], real[1][name]) for name in real[0])
+
+
+def test_a_claim_follows_the_examples_that_clients_say_they_hold(tmp_path: Path, world: Any) -> None:
+    """A client with a small file of its own has a larger sampling rate, and spends more than was planned."""
+    theirs, own = npz(tmp_path / "server.npz", 600, 0), npz(tmp_path / "own.npz", 75, 1)
+    scenario = Scenario.model_validate({**NOISY, "data": {"source": "npz", "path": str(theirs)}})
+    planned = fedsim.run(scenario, out=tmp_path / "planned").claim
+    world.node_config = {client: {"data-path": str(own if client == 1 else theirs)} for client in range(3)}
+    run = fedsim.run(scenario, out=tmp_path / "real")
+    assert planned is not None
+    assert run.claim is not None
+    assert run.claim.sample_rate == pytest.approx(32 / 60)
+    assert run.claim.epsilon > 1.3 * planned.epsilon
+    assert run.metrics["privacy"].iloc[-1][0]["epsilon"] == pytest.approx(run.claim.epsilon)
 
 
 @pytest.mark.parametrize(
