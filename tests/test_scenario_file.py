@@ -75,7 +75,7 @@ def _suggestions() -> list[str]:
     for name in scenario_names():
         text = (ROOT / "scenarios" / f"{name}.yaml").read_text()
         found += re.findall(
-            r"^#   (fedsim (?:run|check) .*?)(?:  .*)?$", text.replace("\n#       --set", " --set"), re.M
+            r"^#   (fedsim (?:run|check|audit) .*?)(?:  .*)?$", text.replace("\n#       --set", " --set"), re.M
         )
     return found
 
@@ -83,8 +83,11 @@ def _suggestions() -> list[str]:
 @pytest.mark.parametrize("command", _suggestions())
 def test_what_a_scenario_suggests_to_try_is_a_scenario(command: str) -> None:
     _, _, name, *rest = shlex.split(command)
-    overrides = rest[1::2]
-    assert set(rest[::2]) == {"--set"}
+    overrides = [
+        f"audit=[{value}]" if option == "--audit" else value
+        for option, value in zip(rest[::2], rest[1::2], strict=True)
+    ]
+    assert set(rest[::2]) <= {"--set", "--audit"}
     assert load_scenario(name, overrides) != load_scenario(name)
 
 

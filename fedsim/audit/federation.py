@@ -220,12 +220,12 @@ def _counts(evidence: Evidence, guesses: int) -> dict[str, Any]:
     half = "The half of the canaries with the largest scores is said to be in"
     sure = "The canaries that the auditor guesses to be in are said to be in, and all others to be out"
     return {
-        "counts": confusion(rank < len(rank) // 2, evidence.included, half),
-        "counts_guessed": confusion(rank < guesses // 2, evidence.included, sure),
+        "counts": tally(rank < len(rank) // 2, evidence.included, half),
+        "counts_guessed": tally(rank < guesses // 2, evidence.included, sure),
     }
 
 
-def confusion(said: np.ndarray, truth: np.ndarray, rule: str) -> dict[str, Any]:
+def tally(said: np.ndarray, truth: np.ndarray, rule: str) -> dict[str, Any]:
     """How often "in" was said and true, with the rule by which it was said."""
     pairs = {"tp": said & truth, "fp": said & ~truth, "tn": ~said & ~truth, "fn": ~said & truth}
     return {**{name: int(cases.sum()) for name, cases in pairs.items()}, "rule": rule}

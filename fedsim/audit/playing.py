@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedsim.audit.arena import Arena, Numbers
 from fedsim.audit.claim_bounds import for_adjacency
 from fedsim.audit.distinguishing import epsilon_distinguishing, p_value, power
-from fedsim.audit.federation import confusion, trade_off
+from fedsim.audit.federation import tally, trade_off
 from fedsim.audit.games import Game, bounded_by, game_named, is_bounded_by_dp
 from fedsim.audit.membership import membership_advantage, tpr_at_fpr
 from fedsim.audit.verdict import Claim, Verdict, decide
@@ -107,7 +107,7 @@ def judge_trials(trials: Trials, claim: Claim | Any | None, confidence: float = 
         "auc": _auc(trials.score, trials.truth),
         "trade_off": trade_off(trials.score, trials.truth),
         "ins": int(trials.truth.sum()),
-        "counts": confusion(said, truth, "A threshold was chosen on one half of the trials and tried on the other"),
+        "counts": tally(said, truth, "A threshold was chosen on one half of the trials and tried on the other"),
         "notes": list(trials.notes),
     }
     told = f"{trials.game.asks} Advantage {advantage:.3f} (hits {hits} of {ins}, false alarms {alarms} of {outs})"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from fedsim.audit.bounds import (
+    amplified,
     attribute_advantage,
     attribute_success,
     membership_accuracy,
@@ -19,7 +20,7 @@ from fedsim.audit.comparison import pooled
 from fedsim.audit.shares import Share, clopper_pearson
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.privacy.claim import rounded_up
-from fedsim.report.audit_figures import rounded_down
+from fedsim.report.audit_estimates import rounded_down
 from fedsim.report.audit_files import Audit, Counts
 from fedsim.report.blocks import Table
 from fedsim.report.run_files import RunFiles
@@ -83,15 +84,12 @@ def _reconstruction(run: RunFiles, audit: Audit, claim: Claim) -> Iterator[Row]:
         if one.claim == said:
             kind = f"from {one.rests_on}; blind guessing {rounded_up(100 * one.kappa, 1)} %"
             yield _row(f"{one.success}, by an attack", one.allowed, one.measured.share, one.measured.interval, kind)
+    full = audit.numbers.claim
     for kappa in BLIND:
         allowed, kind = rero(claim.epsilon, kappa, delta=claim.delta, adjacency=claim.adjacency), "(ε, δ)"
-        full = audit.numbers.claim
-        if full is not None and (full.epsilon, full.delta, full.adjacency) == (
-            claim.epsilon,
-            claim.delta,
-            claim.adjacency,
-        ):
-            allowed, kind = rero_claim(full, kappa)
+        if full is not None and Claim.of(full) == claim:
+            allowed, rests_on = rero_claim(full, kappa)
+            kind = f"{rests_on}, of a unit that may not have been drawn" if amplified(full) else rests_on
         name = f"a reconstruction that blind guessing gets with {100 * kappa:g} %"
         yield _row(name, allowed, None, (None, None), f"reconstruction robustness, from the {kind}")
 
@@ -158,4 +156,4 @@ def gap_table(verdict: Verdict) -> Table | None:
 
 
 def _signed(part: float) -> str:
-    return f"{part:+.3f}".replace("-", "−")
+    return f"{part:+.3f}".replace("-", "−") if abs(part) >= 5e-4 else "0.000"

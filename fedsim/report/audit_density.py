@@ -18,7 +18,8 @@ from fedsim.audit.tradeoff import approximate_dp
 from fedsim.audit.verdict import Claim
 from fedsim.privacy.claim import rounded_up
 from fedsim.privacy.loss import Floats
-from fedsim.report.audit_figures import rounded_down, shade_region
+from fedsim.report.audit_estimates import rounded_down
+from fedsim.report.audit_figures import shade_region
 from fedsim.report.audit_files import Counts
 from fedsim.report.blocks import Drawing, Table
 from fedsim.report.figures import BLUE, MUTED, legend_below, make_drawing
@@ -128,4 +129,4 @@ def _span(errors: int, others: int) -> Ends:
 
 def _percent(share: float) -> str:
     """Rounded down: what lies within the claim must not look more than it is."""
-    return f"{int(1000 * share) / 10:g} %"
+    return f"{int(1000 * share) / 10:g}\N{NO-BREAK SPACE}%"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of an audit: errors against what the claim allows, bounds on ε beside it, and what the counts leave open.
+"""The errors of an audit's tests against what the claim allows: the trade-off curve, and the ROC on logarithmic axes.
 
 The errors that were measured are no proof: a threshold that is picked by looking at them is the luckiest of many.
 """
@@ -7,7 +7,6 @@ The errors that were measured are no proof: a threshold that is picked by lookin
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedsim.audit.estimate import Estimate
 from fedsim.audit.membership import advantage_of_curve
 from fedsim.audit.tradeoff import Curve
-from fedsim.audit.verdict import Claim
 from fedsim.privacy.loss import Floats
 from fedsim.report.audit_files import Counts, Rates
 from fedsim.report.blocks import Cell, Drawing, Table
@@ -43,25 +40,6 @@ class View:
     """The smallest rate that so many trials can show."""
 
 
-# --- numbers for people ---------------------------------------------------------------------------------------------
-
-
-def rounded_down(epsilon: float) -> str:
-    """Three decimals, rounded down: a lower bound must not grow by being printed."""
-    return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 1000 + 1e-9) / 1000:.3f}"
-
-
-def four_digits_down(value: float) -> float:
-    """Rounded down to the four digits that a table shows; infinity stays."""
-    if value <= 0 or math.isinf(value):
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return math.floor(value / unit + 1e-9) * unit
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-
 def trade_off_figure(name: str, views: Sequence[View], claim: str, caution: str) -> Drawing | None:
     """False negatives against false positives, with the region that the claim allows."""
     views = [view for view in views if len(view.rates)]
@@ -71,7 +49,7 @@ def trade_off_figure(name: str, views: Sequence[View], claim: str, caution: str)
     def draw(figure: Figure, narrow: bool) -> None:
         places = _panels(figure, len(views), narrow)
         for axes, view in zip(places, views, strict=True):
-            _trade_off_panel(axes, view, titled=len(views) > 1)
+            _trade_off_panel(axes, view)
         legend_below(figure, places[0], columns=1 if narrow else 2)
 
     return make_drawing(
@@ -96,7 +74,7 @@ def roc_figure(name: str, views: Sequence[View], claim: str, caution: str) -> Dr
     def draw(figure: Figure, narrow: bool) -> None:
         places = _panels(figure, len(views), narrow)
         for axes, view in zip(places, views, strict=True):
-            _roc_panel(axes, view, titled=len(views) > 1)
+            _roc_panel(axes, view)
         legend_below(figure, places[0], columns=1 if narrow else 2)
 
     rows = tuple(
@@ -122,7 +100,7 @@ def _panels(figure: Figure, number: int, narrow: bool) -> list[Axes]:
     return [axes for row in made for axes in row]
 
 
-def _trade_off_panel(axes: Axes, view: View, *, titled: bool) -> None:
+def _trade_off_panel(axes: Axes, view: View) -> None:
     if view.allowed is not None:
         shade_region(axes, view.allowed)
     if view.releases is not None:
@@ -132,11 +110,10 @@ def _trade_off_panel(axes: Axes, view: View, *, titled: bool) -> None:
     axes.plot(*view.rates.arrays, color=BLUE, label="measured, at every threshold")
     _crosses(axes, view.counts, of_misses=True)
     _unit_square(axes, "false positive rate", "false negative rate")
-    if titled:
-        axes.set_title(view.title)
+    axes.set_title(view.title)
 
 
-def _roc_panel(axes: Axes, view: View, *, titled: bool) -> None:
+def _roc_panel(axes: Axes, view: View) -> None:
     least = 10.0 ** math.floor(math.log10(view.least))
     grid = np.geomspace(least, 1, 200)
     if view.allowed is not None:
@@ -168,8 +145,7 @@ def _roc_panel(axes: Axes, view: View, *, titled: bool) -> None:
         axis.set_major_locator(LogLocator(numticks=6))
         axis.set_major_formatter(lambda rate, _: f"{rate:g}")
         axis.set_minor_locator(NullLocator())
-    if titled:
-        axes.set_title(view.title)
+    axes.set_title(view.title)
 
 
 def _crosses(axes: Axes, found: Sequence[Counts], *, of_misses: bool) -> None:
@@ -230,72 +206,3 @@ def _shaded(views: Sequence[View], claim: str) -> str:
 def _said(view: View) -> str:
     fpr, fnr = view.rates.arrays
     return f"{view.title}, errors together at best {float((fpr + fnr).min()):.3f} (blind guessing 1)"
-
-
-# --- bounds ---------------------------------------------------------------------------------------------------------
-
-
-def estimates_figure(name: str, claim: Claim, estimates: Sequence[Estimate]) -> Drawing | None:
-    """Lower bounds on ε by estimator, tier A apart from tier B, beside the claim."""
-    tiers = [(tier, [one for one in estimates if one.tier == tier]) for tier in ("A", "B")]
-    tiers = [(tier, found) for tier, found in tiers if found]
-    if not tiers:
-        return None
-    right = 1.15 * max(claim.epsilon, 0.1, *(one.lower for one in estimates if math.isfinite(one.lower)))
-
-    def draw(figure: Figure, narrow: bool) -> None:
-        ratios = [len(found) for _, found in tiers]
-        made = figure.subplots(len(tiers), 1, sharex=True, squeeze=False, height_ratios=ratios)
-        for (axes,), (tier, found) in zip(made, tiers, strict=True):
-            _tier_panel(axes, tier, found, claim, right, narrow=narrow)
-        made[-1][0].set_xlabel(
-            f"ε at δ = {claim.delta:g}" + ("" if narrow else f", {claim.adjacency} one {claim.unit}")
-        )
-
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (e.method, e.tier, four_digits_down(e.lower), e.upper, e.confidence, e.delta, claim.unit, claim.adjacency)
-        for e in estimates
-    )
-    columns = ("estimator", "tier", "ε at least (rounded down)", "ε at most", "confidence", "δ", "unit", "adjacency")
-    return make_drawing(
-        f"{name}-bounds",
-        "What was proved about ε, beside the claim",
-        f"The line is the claim, {claim}. A bar ends at the lower bound: all that it covers is refuted, at the"
-        " confidence beside it. Tier A (full bars) holds without a model of the mechanism; tier B (hatched) holds under"
-        " the model that its assumptions name. They are never merged, and each confidence is that of one bound by"
-        " itself, not of the largest of them. A whisker leads to an upper end, of what this attack shows.",
-        f"Lower bounds on ε; claimed is {claim}. "
-        + "; ".join(f"tier {e.tier}, {e.method}: {rounded_down(e.lower)}" for e in estimates),
-        Table("Bounds on ε", columns, rows),
-        draw,
-        height=110 + 50 * len(estimates) + 26 * len(tiers),
-        narrow_height=120 + 66 * len(estimates) + 26 * len(tiers),
-    )
-
-
-def _tier_panel(axes: Axes, tier: str, found: Sequence[Estimate], claim: Claim, right: float, *, narrow: bool) -> None:
-    colour = BLUE if tier == "A" else ORANGE
-    style = (
-        {"color": colour, "alpha": 0.85} if tier == "A" else {"facecolor": "none", "edgecolor": colour, "hatch": "////"}
-    )
-    y = np.arange(len(found))
-    shown = [min(one.lower, right) for one in found]
-    axes.barh(y, shown, height=0.5, **style)
-    for place, one in zip(y, found, strict=True):
-        if one.upper is not None:
-            end, marker = (one.upper, "|") if one.upper <= right else (right, ">")
-            axes.plot([one.lower, end], [place, place], color=colour, linewidth=1.4)
-            axes.plot([end], [place], color=colour, marker=marker, markersize=9, clip_on=False)
-    axes.axvline(claim.epsilon, color=GREEN, linewidth=2)
-    axes.set_yticks(y, [_label(one, narrow=narrow) for one in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlim(0, right)
-    axes.grid(axis="y", visible=False)
-    model = "without assumptions on the mechanism" if tier == "A" else "under a model"
-    axes.set_title(f"tier {tier}" if narrow else f"tier {tier}: {model}")
-
-
-def _label(estimate: Estimate, *, narrow: bool) -> str:
-    sure = "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g} %"
-    name = textwrap.wrap(estimate.method, 22 if narrow else 42)
-    return "\n".join([*name, f"ε ≥ {rounded_down(estimate.lower)}, {sure}"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from fedsim.audit.bayesian import epsilon_bayesian
-from fedsim.audit.estimate import Estimate, HeldOut
+from fedsim.audit.estimate import Estimate, Fixed, HeldOut
 from fedsim.audit.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.errors import FedsimError
@@ -16,8 +17,9 @@ from fedsim.privacy.claim import PrivacyClaim, rounded_up
 from fedsim.report import words
 from fedsim.report.audit_bounds import bounds_table, gap_table, sides
 from fedsim.report.audit_density import density_figure
-from fedsim.report.audit_figures import View, estimates_figure, roc_figure, rounded_down, trade_off_figure
-from fedsim.report.audit_files import Audit, AuditNumbers
+from fedsim.report.audit_estimates import curves_named, estimates_figure, rounded_down
+from fedsim.report.audit_figures import View, roc_figure, trade_off_figure
+from fedsim.report.audit_files import Audit
 from fedsim.report.audit_sum import sum_blocks
 from fedsim.report.blocks import Block, Bullets, Definitions, Fact, Paragraph, Section
 from fedsim.report.privacy_spent import full_claim
@@ -40,7 +42,8 @@ MEANINGS = {
     "violated": "violated: what was seen is next to impossible if the claim holds",
     "inconclusive": "inconclusive: too little was seen to tell",
 }
-_WORST = ("violated", "inconclusive", "consistent")
+_TELLING = ("violated", "consistent", "inconclusive")
+"""A verdict that is inconclusive says nothing against one that is not."""
 
 
 def audit_pages(run: RunFiles) -> tuple[Section, ...]:
@@ -48,15 +51,19 @@ def audit_pages(run: RunFiles) -> tuple[Section, ...]:
     return tuple(_page(run, audit, number, len(run.audits)) for number, audit in enumerate(run.audits, start=1))
 
 
-def audit_fact(run: RunFiles) -> tuple[Fact, ...]:
-    """For the row at the top: the worst verdict, with what was proved of both tiers."""
+def audit_facts(run: RunFiles) -> tuple[Fact, ...]:
+    """For the row at the top: what became of the claim for each unit, with what was proved of both tiers."""
     judged = [(audit, audit.verdict) for audit in run.audits if audit.verdict is not None]
-    if not judged:
-        return ()
-    audit, verdict = min(judged, key=lambda pair: _WORST.index(pair[1].status))
-    among = f", the worst of {len(judged)} verdicts" if len(judged) > 1 else ""
-    note = f"{verdict.claim}, by {audit.name}{among}; {'; '.join(_proved(verdict))}"
-    return (Fact("Audit of the claim", verdict.status, note, wide=True, alarming=verdict.status == "violated"),)
+    units = dict.fromkeys(verdict.claim.unit for _, verdict in judged)
+    return tuple(_fact([pair for pair in judged if pair[1].claim.unit == unit]) for unit in units)
+
+
+def _fact(judged: list[tuple[Audit, Verdict]]) -> Fact:
+    audit, verdict = min(judged, key=lambda pair: _TELLING.index(pair[1].status))
+    others = Counter(other.status for _, other in judged if other is not verdict)
+    also = "".join(f"; {words.count(times, 'other audit')} {status}" for status, times in others.items())
+    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}"
+    return Fact("Audit of the claim", verdict.status, note, wide=True, alarming=verdict.status == "violated")
 
 
 def _proved(verdict: Verdict) -> list[str]:
@@ -64,6 +71,7 @@ def _proved(verdict: Verdict) -> list[str]:
     found = {estimate.tier: estimate for estimate in reversed(verdict.estimates)}
     return [
         f"tier {tier} proves ε ≥ {rounded_down(found[tier].lower)} at the same δ with {_sure(found[tier])}"
+        + (f", where {curves_named(found[tier])}" if curves_named(found[tier]) else "")
         for tier in ("A", "B")
         if tier in found
     ]
@@ -99,7 +107,8 @@ def _words(audit: Audit) -> Iterable[tuple[str, str]]:
         return
     claim = numbers.claim if numbers.claim is not None and _same(numbers.claim, verdict.claim) else None
     said = f", {full_claim(claim)}" if claim else f" at δ = {verdict.claim.delta:g} ({_unit(verdict.claim)})"
-    yield "Claim", f"ε ≤ {rounded_up(verdict.claim.epsilon)}{said}"
+    game = ", as the claim of the run reads for the two worlds of this game" if numbers.game else ""
+    yield "Claim", f"ε ≤ {rounded_up(verdict.claim.epsilon)}{said}{game}"
     yield "Verdict", MEANINGS[verdict.status]
     yield "Proved", "; ".join(_proved(verdict)) + f" ({_unit(verdict.claim)})"
     yield (
@@ -147,7 +156,7 @@ def _assumptions(audit: Audit) -> list[Block]:
         return []
     blocks: list[Block] = []
     for tier in ("A", "B"):
-        found = [one for one in audit.verdict.estimates if one.tier == tier]
+        found = [one for one in _estimates(audit, audit.verdict) if one.tier == tier]
         items = dict.fromkeys(assumption for one in found for assumption in one.assumptions)
         if items:
             blocks.append(Bullets(f"Tier {tier} holds if", tuple(items)))
@@ -161,21 +170,19 @@ def _bounds(run: RunFiles, audit: Audit, anchor: str) -> list[Block | None]:
     verdict = audit.verdict
     if verdict is None:
         return []
-    estimates = [*verdict.estimates, *_bayesian(audit.numbers, verdict)]
-    return [
-        estimates_figure(anchor, verdict.claim, estimates),
-        gap_table(verdict),
-        bounds_table(run, audit),
-    ]
+    drawing = estimates_figure(anchor, verdict.claim, _estimates(audit, verdict))
+    return [drawing, gap_table(verdict), bounds_table(run, audit)]
 
 
-def _bayesian(numbers: AuditNumbers, verdict: Verdict) -> list[Estimate]:
-    """One more bound of tier B, from the counts of the test whose threshold is not of these trials."""
-    counts = numbers.sharpest
+def _estimates(audit: Audit, verdict: Verdict) -> list[Estimate]:
+    """Those of the verdict, and one more of tier B from the counts of a test whose threshold is not of these trials."""
+    counts = audit.numbers.sharpest
     if counts is None or not counts.usable or any("Bayesian" in one.method for one in verdict.estimates):
-        return []
+        return list(verdict.estimates)
     cells = counts.tp, counts.fp, counts.tn, counts.fn
-    return [epsilon_bayesian(*cells, verdict.claim.delta, verdict.confidence, selection=HeldOut())]
+    selection = HeldOut() if audit.kind == "game" else Fixed()
+    found = epsilon_bayesian(*cells, verdict.claim.delta, verdict.confidence, selection=selection)
+    return [*verdict.estimates, found]
 
 
 def _errors(audit: Audit, anchor: str) -> list[Block | None]:

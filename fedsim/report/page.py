@@ -15,7 +15,7 @@ from markupsafe import Markup
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
 from fedsim.report.attack_files import total_right
-from fedsim.report.audit_pages import audit_fact
+from fedsim.report.audit_pages import audit_facts
 from fedsim.report.blocks import Fact, Section
 from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
@@ -73,7 +73,7 @@ def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
-    return (*first, *_reconstructed(run), *_claims(run), *audit_fact(run))
+    return (*first, *_reconstructed(run), *_claims(run), *audit_facts(run))
 
 
 def status(run: RunFiles) -> str:

@@ -19,12 +19,12 @@ import pytest
 
 from fedsim.audit.verdict import Claim
 from fedsim.errors import RunError
-from fedsim.report import read_run_files, write_report
+from fedsim.report import read_run_files
 from fedsim.report.audit_bounds import gap_table
 from fedsim.report.audit_density import density, density_figure
-from fedsim.report.audit_figures import four_digits_down, rounded_down
+from fedsim.report.audit_estimates import four_digits_down, rounded_down
 from fedsim.report.audit_files import Audit, Counts, read_audit_file
-from fedsim.report.audit_pages import audit_fact, audit_pages, releases_of
+from fedsim.report.audit_pages import audit_facts, audit_pages, releases_of
 from fedsim.report.blocks import Bullets, Definitions, Drawing, Paragraph, Section, Table
 
 TITLES = [
@@ -50,22 +50,6 @@ def _load(name: str) -> ModuleType:
 
 
 runs = _load("audit_runs")
-
-
-@pytest.fixture(scope="module")
-def audited(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[[Path, str], Path]) -> Path:
-    run: Path = runs.write_audits(make_run(tmp_path_factory.mktemp("audited") / "dp", "dp"))
-    return run
-
-
-@pytest.fixture(scope="module")
-def reported(audited: Path, tmp_path_factory: pytest.TempPathFactory, make_run: Callable[[Path, str], Path]) -> Path:
-    """A whole report, with two of the audits: drawing takes most of the time."""
-    run = make_run(tmp_path_factory.mktemp("reported") / "dp", "dp")
-    document = json.loads((audited / "audit.json").read_text())
-    document["audits"] = [document["audits"][BROKEN], document["audits"][GAME]]
-    (run / "audit.json").write_text(json.dumps(document))
-    return write_report(run)
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +98,14 @@ def test_every_audit_has_a_section(sections: tuple[Section, ...]) -> None:
     assert all(drawing.data.rows for drawing in drawings)
 
 
-def test_every_figure_is_in_the_page_and_in_files_of_its_own(reported: Path, sections: tuple[Section, ...]) -> None:
-    page, drawings = reported.read_text(), list(sections[BROKEN].drawings)
+def test_every_figure_is_in_the_page_and_in_files_of_its_own(audit_report: Path, sections: tuple[Section, ...]) -> None:
+    page, drawings = audit_report.read_text(), list(sections[BROKEN].drawings)
     assert len(drawings) == 4
     for drawing in drawings:
         name = drawing.name.replace("audit-2", "audit-1")
         assert f'id="figure-{name}"' in page
-        assert (reported.parent / "figures" / f"{name}.csv").read_text() == drawing.data.csv
-        assert (reported.parent / "figures" / f"{name}.svg").read_text() == drawing.standalone
+        assert (audit_report.parent / "figures" / f"{name}.csv").read_text() == drawing.data.csv
+        assert (audit_report.parent / "figures" / f"{name}.svg").read_text() == drawing.standalone
 
 
 def test_an_epsilon_is_never_said_without_its_delta_and_its_unit(sections: tuple[Section, ...]) -> None:
@@ -145,17 +129,18 @@ def test_a_run_without_audits_has_no_such_page(dp_run: Path) -> None:
     files = read_run_files(dp_run)
     assert files.audits == ()
     assert audit_pages(files) == ()
-    assert audit_fact(files) == ()
+    assert audit_facts(files) == ()
 
 
-def test_the_worst_verdict_is_at_the_top(reported: Path, audits: tuple[Audit, ...]) -> None:
-    (fact,) = audit_fact(read_run_files(reported.parent))
-    page = reported.read_text()
+def test_the_worst_verdict_is_at_the_top(audit_report: Path, audits: tuple[Audit, ...]) -> None:
+    fact, other = audit_facts(read_run_files(audit_report.parent))
+    page = audit_report.read_text()
     verdict = audits[BROKEN].verdict
     assert verdict is not None
     assert (fact.value, fact.alarming) == ("violated", True)
     assert str(verdict.claim) in fact.note
     assert fact.note.count("same δ") == 2
+    assert "one example" in other.note  # a claim for another unit is another fact
     assert page.index(fact.note.partition("(")[0]) < page.index('id="audit-1"')
 
 
@@ -171,6 +156,13 @@ def test_the_verdict_is_said_as_the_audit_said_it(
     words = dict(next(block for block in sections[number].blocks if isinstance(block, Definitions)).items)
     assert words["Verdict"].startswith("violated" if tone == "warning" else "consistent")
     assert words["Claim"].startswith("ε ≤ ")
+
+
+def test_an_inconclusive_audit_does_not_hide_one_that_tells(audited: Path) -> None:
+    files = read_run_files(audited)
+    files.__dict__["audits"] = (files.audits[TRANSCRIPT], files.audits[SOUND], files.audits[GAME])
+    assert [fact.value for fact in audit_facts(files)] == ["consistent", "inconclusive"]
+    assert "1 other audit consistent" in audit_facts(files)[0].note
 
 
 def test_bounds_are_rounded_down_and_tiers_stay_apart(sections: tuple[Section, ...], audits: tuple[Audit, ...]) -> None:
@@ -269,10 +261,10 @@ def test_the_density_is_that_of_two_betas_and_has_mass_one() -> None:
 def test_the_density_says_how_much_of_it_the_claim_allows() -> None:
     far, near = Claim(8.0, 1e-5), Claim(0.0, 0.0)
     counts = Counts(tp=30, fp=4, tn=36, fn=10)
-    for claim, share in ((far, "99"), (near, "0 %")):
+    for claim, share in ((far, "99"), (near, "0")):
         drawing = density_figure("audit-1", claim, counts)
         assert drawing is not None
-        assert re.search(rf" {share}[\d.]*(?: %)? of it lies in the shaded region", drawing.caption), drawing.caption
+        assert re.search(rf" {share}[\d.]*(?:\s%)? of it lies in the shaded region", drawing.caption), drawing.caption
     assert density_figure("audit-1", far, None) is None
     assert density_figure("audit-1", far, Counts(tp=0, fp=1, tn=3, fn=0)) is None
 

@@ -180,9 +180,10 @@ def test_loads_alone_and_fits(browser: Browser, pages: dict[str, Path], variant:
     assert browser.complaints == []
 
 
-# Elements that stick out of the page and are not inside a box that scrolls.
+# Elements that stick out of the page and are not inside a box that scrolls, nor of a drawing, which clips them.
 OVERFLOWING = """[...document.querySelectorAll('body *')]
-  .filter(e => !e.parentElement.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1)
+  .filter(e => !e.parentElement.closest('.scroll') && !e.ownerSVGElement)
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
   .map(e => e.tagName + '.' + e.className)"""
 
 # Text of figures that sticks out of its SVG.
@@ -209,7 +210,7 @@ def test_attack_pages_fit(browser: Browser, attacked: Path, width: int, dark: bo
     if not page.is_file():
         write_report(attacked)
     browser.open(page, width=width, dark=dark)
-    assert browser.evaluate("document.querySelectorAll('section[id^=attack]').length") == 4
+    assert browser.evaluate("document.querySelectorAll('section[id^=\"attack-\"]').length") == 4
     sizes = browser.evaluate("[...document.querySelectorAll('.frame img')].map(i => [i.naturalWidth, i.clientWidth])")
     assert len(sizes) > 30
     assert all(natural >= 96 and drawn >= 96 for natural, drawn in sizes)
@@ -219,6 +220,22 @@ def test_attack_pages_fit(browser: Browser, attacked: Path, width: int, dark: bo
         assert browser.evaluate(OVERFLOWING) == []
     assert browser.evaluate(CLIPPED) == []
     assert [request for request in browser.requests if not request.startswith("data:image/png")] == [page.as_uri()]
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_audit_pages_fit(browser: Browser, audit_report: Path, width: int, dark: bool) -> None:
+    browser.open(audit_report, width=width, dark=dark)
+    assert browser.evaluate("document.querySelectorAll('section[id^=audit]').length") == 3
+    for opened in (False, True):
+        browser.evaluate(f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(OVERFLOWING) == []
+    assert browser.evaluate(CLIPPED) == []
+    text, marks = browser.evaluate(CONTRAST)
+    assert text >= 7
+    assert marks >= 3
+    assert browser.requests == [audit_report.as_uri()]
     assert browser.complaints == []
 
 
