@@ -177,7 +177,9 @@ def decide(
     if not estimates or estimates[0].tier != "A":
         raise AuditError("estimates must begin with one of tier A; only it can refute a claim")
     violated = p_value <= 1 - confidence and estimates[0].lower > claim.epsilon
-    status: Status = "violated" if violated else "consistent" if power >= POWER else "inconclusive"
+    suspected = [estimate for estimate in estimates if estimate.tier == "B" and estimate.lower > claim.epsilon]
+    quiet = power >= POWER and not suspected
+    status: Status = "violated" if violated else "consistent" if quiet else "inconclusive"
     factored = f"{factor:g} times the claimed ε"
     reason = {
         "violated": f"Were the claim true, this would happen with probability at most {_upwards(p_value)}"
@@ -185,6 +187,12 @@ def decide(
         "consistent": f"An ordinary mechanism of {factored} would have been caught with probability {power:.2f}.",
         "inconclusive": f"An ordinary mechanism of {factored} would have been caught with probability {power:.2f}.",
     }[status]
+    if suspected and not violated:
+        worst = max(suspected, key=lambda estimate: estimate.lower)
+        reason += (
+            f" But if its model holds, tier B ({worst.method}) proves ε ≥ {_rounded_down(worst.lower)} at"
+            f" δ = {claim.delta:g}, which is above the claim: look at the noise, and raise the runs."
+        )
     return Verdict(
         status=status,
         claim=claim,

@@ -110,3 +110,14 @@ def test_impossible_counts_are_refused() -> None:
             p_value(*counts, 1.0, 0.0)
     with pytest.raises(AuditError, match="delta"):
         p_value(1, 2, 3, 1.0, 1.0)
+
+
+def test_a_model_that_contradicts_the_claim_is_never_passed_over() -> None:
+    """Tier B cannot refute, but what it says above the claim must not read `consistent`."""
+    exact = Estimate(0.5, None, 0.95, "exact", "A", 1e-5)
+    model = Estimate(2.0, None, 0.95, "Gaussian fit", "B", 1e-5)
+    common = {"confidence": 0.95, "power": 0.99, "trials": 1000}
+    assert decide(Claim(1.0, 1e-5), [exact], 1.0, **common).status == "consistent"
+    found = decide(Claim(1.0, 1e-5), [exact, model], 1.0, **common)
+    assert found.status == "inconclusive"
+    assert "tier B (Gaussian fit) proves ε ≥ 2.000 at δ = 1e-05" in found.sentence()
