@@ -137,7 +137,7 @@ def photographs(iterations: int) -> None:
         )
         began = time.process_time()
         (found,) = fedavg_clients([([observation], knowledge)], settings)
-        quality = psnr(found.inputs * STD + MEAN, pixels)
+        quality = psnr(found.inputs, pixels)
         print(
             f"photographs {name}: {quality:.1f} dB, loss {found.loss:.1e}, {time.process_time() - began:.0f} s",
             flush=True,

@@ -45,6 +45,7 @@ AccountantName = Literal["pld", "rdp", "prv", "all"]
 EngineName = Literal["inline", "ray", "deploy"]
 NoiseName = Literal["gaussian", "laplace"]
 AdjacencyName = Literal["add/remove", "replace"]
+UnitName = Literal["example", "client"]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 
 
@@ -384,17 +385,21 @@ def audit(
     epsilon: Annotated[float | None, typer.Option(help="The ε that module:function claims.")] = None,
     delta: Annotated[float | None, typer.Option(help="The δ that module:function claims.")] = None,
     adjacency: Annotated[AdjacencyName | None, typer.Option(help="What neighbours differ by.")] = None,
+    unit: Annotated[UnitName | None, typer.Option(help="What the claim of module:function protects.")] = None,
+    domain: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="What numbers a record may hold.")
+    ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="The most calls of module:function.")] = None,
     confidence: Annotated[float | None, typer.Option(help="A true claim survives as often; 0.95.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the audit of module:function.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the audit of module:function.")] = None,
     as_json: JsonOption = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
 ) -> None:
     """Hold a privacy claim against what an adversary achieves: consistent, violated, or inconclusive."""
     from fedsim import audit_command
 
-    options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "trials": trials,
-               "confidence": confidence, "seed": seed}  # fmt: skip
+    options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit, "domain": domain,
+               "trials": trials, "confidence": confidence, "seed": seed}  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     if audit_command.is_function(target):
         audit_command.audit_function(target, given, as_json)

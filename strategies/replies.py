@@ -118,6 +118,8 @@ def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Tenso
     for key in ("weight", "num-examples"):
         if (key in numbers or key == "weight") and not 0 < numbers[key] < math.inf:
             raise ValueError(f"its {key} is {numbers[key]}, not a positive number")
+    if not float(numbers.get("num-examples", 1)).is_integer():
+        raise ValueError(f"its num-examples is {numbers['num-examples']}, not a whole number")
     if not limits.summed:
         _check_weight(numbers, limits)
     return to_flat(record, layout), numbers

@@ -8,6 +8,7 @@ there is, training and test, so that there are rows that were not used.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,11 +94,17 @@ def _rows_of_a_client(planned: Plan) -> int:
     return min(size for size in sizes if size)
 
 
+def _participations(planned: Plan, rows: int) -> int:
+    """The rounds of the client of so many rows that is drawn most often: the claim covers no more than them."""
+    drawn = Counter(int(client) for cohort in planned.cohorts for client in cohort)
+    return max(times for client, times in drawn.items() if planned.partition.size(client) == rows)
+
+
 def _whole_work(planned: Plan, rows: int) -> LocalWork:
-    """All steps of all rounds, one after the other; FedSGD's step is the server's."""
+    """All steps of the rounds that a client takes part in, one after the other; FedSGD's step is the server's."""
     scenario = planned.scenario
     work = local_work(scenario, planned.noise.example or 0.0)
-    steps = scenario.rounds * work.local_steps(rows)
+    steps = _participations(planned, rows) * work.local_steps(rows)
     if work.kind == "fedavg":
         return replace(work, epochs=1, steps=steps)
     rate = scenario.strategy.server_learning_rate

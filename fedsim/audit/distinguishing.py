@@ -78,8 +78,9 @@ def _powers(true_epsilon: float, epsilon: float, delta: float, trials: int, erro
     excused, spent = _excused(trials, delta, error)
     points = (np.arange(16) + 0.5) / 16
     # Both counts at 16 of their quantiles each: an integral over the two binomials without random numbers.
-    right = binom.ppf(points[None, :, None], trials / 2, hit[:, None, None])
-    wrong = binom.ppf(points[None, None, :], trials / 2, miss[:, None, None])
+    half = trials // 2
+    right = binom.ppf(points[None, :, None], half, hit[:, None, None])
+    wrong = binom.ppf(points[None, None, :], half, miss[:, None, None])
     tail = binom.sf(right - excused - 1, np.maximum(right + wrong - excused, 0), expit(epsilon))
     refuted = np.asarray((right > excused) & (tail + spent <= error))
     powers: np.ndarray = refuted.mean((1, 2))

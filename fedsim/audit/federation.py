@@ -33,7 +33,7 @@ from fedsim.audit.estimators import (
     one_shot_federated,
 )
 from fedsim.audit.federated import Evidence
-from fedsim.audit.verdict import POWER, Claim, Gap, Status, Verdict
+from fedsim.audit.verdict import POWER, Claim, Gap, Status, Verdict, rounded_upwards
 from fedsim.privacy import Mechanism, PrivacyClaim, smallest_noise
 from fedsim.privacy.accounting import account
 from fedsim.privacy.loss import FINE, ROUGH, Grid
@@ -186,7 +186,7 @@ def _reason(status: Status, test: str, p_value: float, power: float, evidence: E
         "per step, count": "the canaries are mistaken for noise more seldom than claimed (tier B)",
         "echo": f"noise follows from that of the round before (correlation {evidence.echo[0]:.3f}, tier B)",
     }[test]
-    return f"Were the claim true, this would happen with probability at most {p_value:.2g}: {told}."
+    return f"Were the claim true, this would happen with probability at most {rounded_upwards(p_value)}: {told}."
 
 
 def _numbers(evidence: Evidence, tests: dict[str, float], correct: int, guesses: int) -> dict[str, Any]:

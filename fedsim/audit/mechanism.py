@@ -29,7 +29,7 @@ import numpy as np
 from fedsim.audit.distinguishing import epsilon_distinguishing, power
 from fedsim.audit.pairs import Domain, Pair, as_pairs, worst_pairs
 from fedsim.audit.planner import fewest
-from fedsim.audit.running import Mechanism, runs_on, seeded
+from fedsim.audit.running import Mechanism, run, runs_on, seeded
 from fedsim.audit.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
 from fedsim.audit.tier_b import gap_of, model_based
 from fedsim.audit.verdict import LEAST, POWER, Claim, ClaimLike, Verdict, decide
@@ -92,7 +92,10 @@ def audit_mechanism(
     rng = np.random.default_rng(seed)
     audit = Audit(subject.mechanism, Claim.of(subject.claim), 1 - confidence, rng, exact_floats)
     with seeded(seed):
-        count_in_stages(audit, search(audit, _pairs(subject), budget), budget)
+        pairs = _pairs(subject, budget)
+        count_in_stages(audit, search(audit, pairs, budget), budget)
+        if not audit.counts and not _always_the_same(audit, pairs):
+            return _unread(audit, factor)
     return _verdict(audit, subject, budget, factor)
 
 
@@ -112,8 +115,30 @@ def _subject(
     return dataclasses.replace(mechanism, **{name: value for name, value in given.items() if value is not None})
 
 
-def _pairs(subject: Subject) -> list[Pair]:
-    """The given pairs, or made ones on which the mechanism gives an answer."""
+def _always_the_same(audit: Audit, pairs: Sequence[Pair]) -> bool:
+    """Whether the mechanism says one and the same, whatever it is given: then there is nothing to tell apart."""
+    outputs = [part for pair in pairs for part in run(audit.mechanism, pair, 10, audit.rng)]
+    return len(np.unique(np.concatenate([part.fingerprints for part in outputs]))) == 1
+
+
+def _unread(audit: Audit, factor: float) -> Verdict:
+    """Outputs that differ, in which no event was found: they may hold what the auditor cannot read."""
+    nothing = epsilon_distinguishing(0, 0, audit.used, audit.claim.delta, 1 - audit.error, method="exact test")
+    return decide(
+        audit.claim, [nothing], 1.0, confidence=1 - audit.error, power=0.0, factor=factor, trials=audit.used,
+        settle="Its outputs could not be read; return numbers, arrays, texts, or lists and dictionaries of them.",
+        evidence="no event was found in outputs that differ",
+    )  # fmt: skip
+
+
+def _refuses_tellingly(mechanism: Mechanism, pair: Pair) -> bool:
+    """Whether it answers on one of the data sets only, and not because that is empty: then the refusal is the leak."""
+    sized = all(len(part) for part in (pair.first, pair.second))
+    return sized and not runs_on(mechanism, pair, both=True)
+
+
+def _pairs(subject: Subject, budget: int) -> list[Pair]:
+    """The given pairs, or made ones on which the mechanism gives an answer: as many as the runs are enough for."""
     if subject.pairs is not None:
         given = as_pairs(subject.pairs)
         problems = [runs_on(subject.mechanism, pair, both=True) for pair in given]
@@ -134,8 +159,9 @@ def _pairs(subject: Subject) -> list[Pair]:
             (pair, runs_on(subject.mechanism, pair))
             for pair in worst_pairs(subject.claim.adjacency, shape, domain, size)
         ]
-        if kept := [pair for pair, problem in raised if not problem]:
-            return kept
+        if any(not problem for _, problem in raised):
+            kept = [p for p, problem in raised if not problem or _refuses_tellingly(subject.mechanism, p)]
+            return kept[: max(24, budget // 400)]
         trouble = trouble or raised[0][1]
     raise AuditError(f"pairs is missing, and the mechanism takes no arrays of numbers ({trouble}); give pairs or like")
 
@@ -151,13 +177,14 @@ def _verdict(audit: Audit, subject: Subject, budget: int, factor: float) -> Verd
         )  # fmt: skip
     count, bound = audit.best()
     lines, fitted = model_based(count, claim.delta, confidence, audit.error * count.share)
-    settle = "" if caught(budget) >= POWER else _settle(caught)
+    able = caught(budget) if count.guesses else 0.0  # an event that never happens again has shown nothing
+    settle = "" if able >= POWER else _settle(caught) if count.guesses else "The event was seen once, and never again."
     return decide(
         claim,
         [bound, *lines],
         audit.p_value(count),
         confidence=confidence,
-        power=caught(budget),
+        power=able,
         factor=factor,
         trials=audit.used,
         gap=gap_of(count, bound.lower, claim, fitted, subject.exact_epsilon),
@@ -203,6 +230,7 @@ def audit_target(
     epsilon: float | None = None,
     delta: float | None = None,
     adjacency: str | None = None,
+    unit: str | None = None,
     trials: int | None = None,
     confidence: float = 0.95,
     seed: int = 0,
@@ -211,12 +239,12 @@ def audit_target(
     """The audit of "module:function": a mechanism, a `Subject`, or a function that makes one without arguments."""
     subject = load_target(target)
     if isinstance(subject, Subject):
-        changes: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+        changes: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit}
         claim = dataclasses.replace(subject.claim, **{k: v for k, v in changes.items() if v is not None})
     elif epsilon is None:
         raise AuditError(f"epsilon is missing; {target} is a plain function, so say what it claims")
     else:
-        claim = Claim(epsilon, delta or 0.0, adjacency=adjacency or "add/remove")  # type: ignore[arg-type]
+        claim = Claim(epsilon, delta or 0.0, unit or "example", adjacency or "add/remove")  # type: ignore[arg-type]
     return audit_mechanism(subject, claim, trials=trials, confidence=confidence, seed=seed, **options)
 
 
@@ -229,7 +257,7 @@ def load_target(target: str) -> Mechanism | Subject:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever somebody else's module does when it is imported
         raise AuditError(f"target is {target!r}, but {error}; give a module that Python can import") from error
     if isinstance(found, Subject):
         return found

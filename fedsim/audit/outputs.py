@@ -8,15 +8,19 @@ An exception that the mechanism raised is an output too, because whoever waits f
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 Floats = NDArray[np.float64]
 _COARSE = 24  # trailing zero bits of a float64 that an honest one has with probability 2^-24
 
@@ -130,8 +134,13 @@ def _flatten(output: Any) -> tuple[Floats, str]:
 
 
 def _collect(output: Any, found: list[Floats], text: list[str]) -> None:
-    if isinstance(output, numbers.Real):
+    if isinstance(output, numbers.Real | Decimal):
         found.append(np.array([_as_float(output)]))
+    elif isinstance(output, str):  # a document, perhaps: its numbers, and what is around them
+        found.append(np.array([_as_float(part) for part in _NUMBER.findall(output)], dtype=np.float64))
+        text.append(_NUMBER.sub("#", output))
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type | Raised):
+        _collect({field.name: getattr(output, field.name) for field in dataclasses.fields(output)}, found, text)
     elif isinstance(output, Mapping):
         for key in output:
             text.append(str(key))
@@ -149,14 +158,15 @@ def _collect(output: Any, found: list[Floats], text: list[str]) -> None:
         elif array.dtype.kind == "c":
             found += [array.real.astype(np.float64).reshape(-1), array.imag.astype(np.float64).reshape(-1)]
         else:
-            text += [repr(item) for item in array.reshape(-1).tolist()]
+            for item in array.reshape(-1).tolist():
+                _collect(item, found, text)
     elif isinstance(output, Raised):
         text.append(f"raised {output.kind}: {output.text}")
     else:
         text.append(repr(output))
 
 
-def _as_float(number: numbers.Real) -> float:
+def _as_float(number: numbers.Real | Decimal | str) -> float:
     try:
         return float(number)
     except OverflowError:

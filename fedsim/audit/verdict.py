@@ -182,7 +182,7 @@ def decide(
     status: Status = "violated" if violated else "consistent" if quiet else "inconclusive"
     factored = f"{factor:g} times the claimed ε"
     reason = {
-        "violated": f"Were the claim true, this would happen with probability at most {_upwards(p_value)}"
+        "violated": f"Were the claim true, this would happen with probability at most {rounded_upwards(p_value)}"
         f" ({evidence or estimates[0].method}).",
         "consistent": f"An ordinary mechanism of {factored} would have been caught with probability {power:.2f}.",
         "inconclusive": f"An ordinary mechanism of {factored} would have been caught with probability {power:.2f}.",
@@ -218,7 +218,7 @@ def _rounded_down(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 1000) / 1000:.3f}"
 
 
-def _upwards(probability: float) -> str:
+def rounded_upwards(probability: float) -> str:
     """Two digits, rounded up."""
     if probability <= 1e-300:
         return "1e-300"

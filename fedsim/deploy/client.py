@@ -2,8 +2,8 @@
 """A client's processes: the SuperNode, which talks to the server, and its SuperExec, which runs the ClientApp.
 
 The client only ever calls out; its runtime listens on loopback. Policy, ledger and data are named in the node's own
-configuration, which no message from the server can change, and code never comes from the server: the app bundle that
-Flower delivers holds no code, and nothing is installed at run time.
+configuration, which no message from the server can change, and code never comes from the server: whatever bundle
+Flower delivers is left unopened (`clientapp`), and nothing is installed at run time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import time
 from pathlib import Path
 
+from fedsim.deploy.clientapp import write_launcher
 from fedsim.deploy.layout import Client, replace_file
 from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
 from fedsim.errors import DeployError
@@ -51,7 +52,7 @@ def join(client: Client, data: Path | None, policy: Path | None, *, restart: boo
 def _run(client: Client) -> tuple[str, int]:
     """Run the processes until one ends: its name and exit code."""
     client.flower.mkdir(mode=0o700, exist_ok=True)
-    with together(environment(client.flower)) as processes:
+    with together(environment(client.flower, write_launcher(client.path / "bin"))) as processes:
         processes.start(Program("SuperNode", supernode_command(client), client.path))
         try:
             processes.wait_for(lambda: listens("127.0.0.1", client.runtime_port), SECONDS, "SuperNode")

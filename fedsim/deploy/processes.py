@@ -35,10 +35,13 @@ class Program:
     cwd: Path
 
 
-def environment(flower_home: Path) -> dict[str, str]:
-    """The environment of every Flower process; what the caller has set for Flower is left out."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
-    here = str(Path(sys.executable).parent)
+def environment(flower_home: Path, first: Path | None = None) -> dict[str, str]:
+    """The environment of every Flower process; what the caller has set for Flower and fedsim is left out.
+
+    Programs in the folder `first` come before all others of the same name.
+    """
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "FEDSIM_"))}
+    here = os.pathsep.join([*([str(first)] if first else []), str(Path(sys.executable).parent)])
     return {
         **kept,
         "PATH": f"{here}{os.pathsep}{kept.get('PATH', os.defpath)}",  # SuperExec starts flwr-serverapp by its name

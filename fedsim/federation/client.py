@@ -68,7 +68,8 @@ def _answer_group(
     except Exception as error:
         if len(messages) == 1:
             # Why a client fails may be a fact about its data: under a claim the server is not told.
-            return [error_reply(messages[0], reason_of(error, clients[0], hidden=is_private(place.scenario)))]
+            hidden = own is not None or is_private(place.scenario)
+            return [error_reply(messages[0], reason_of(error, clients[0], hidden=hidden))]
         pairs = zip(messages, clients, strict=True)
         return [reply for message, client in pairs for reply in _answer_group(place, [message], [client], own)]
 
@@ -201,7 +202,10 @@ app = ClientApp()
 
 
 def _claims_privacy(context: Context) -> bool:
-    return is_private(Scenario.model_validate_json(str(context.run_config["scenario"])))
+    """Whether a reason of failure stays on this machine: under a claim, and always where the data is a real owner's."""
+    return Safeguards.of(context) is not None or is_private(
+        Scenario.model_validate_json(str(context.run_config["scenario"]))
+    )
 
 
 @app.train()

@@ -59,6 +59,9 @@ class Policy(Section):
     """Rounds that are answered in 24 hours, at most."""
     inspect_model: Literal["refuse", "warn"] = "refuse"
     """What is done with a model that looks as if it were made to leak (imprint blocks, trap weights, absurd norms)."""
+    public_encoding: bool = False
+    """true: the owner declares that the ranges and categories of its table's columns, or the vocabulary of its texts,
+    are public. They are taken from its own rows, and no noise covers that. Without it only npz and images are read."""
     count_noise_of_others: bool = False
     """Under secure aggregation clients share the noise. false: only this client's own share counts, because nothing
     proves that the others are there. true: the owner trusts the cohort, and the noise of the whole sum counts."""
@@ -118,6 +121,22 @@ def policy_text() -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_scenario(policy: Policy, scenario: Scenario, *, protected: bool) -> None:
+    """Refuse what shows without the data: before anything of the client's is opened, so that nothing of it can show."""
+    problems = list(_scenario_problems(policy, scenario))
+    if protected and getattr(scenario.defence, f"{policy.unit}_dp") is None:
+        problems.append(f"the unit {policy.unit} must be protected, but defence.{policy.unit}_dp is not there; add it")
+    if problems:
+        raise PolicyError(f"the client's policy refuses the run: {problems[0]}")
+
+
+def _scenario_problems(policy: Policy, scenario: Scenario) -> Iterator[str]:
+    if scenario.model.name not in policy.models:
+        yield f"model {scenario.model.name} is not among {', '.join(policy.models)}; ask for one of them"
+    if scenario.strategy.name not in policy.strategies:
+        yield f"strategy {scenario.strategy.name} is not among {', '.join(policy.strategies)}; ask for one of them"
+
+
 def check_request(policy: Policy, scenario: Scenario, request: Request) -> None:
     """Refuse what the policy does not allow; the budget and the rounds of a day are the ledger's (`charge_request`)."""
     for problem in _problems(policy, scenario, request):
@@ -153,10 +172,7 @@ def _own_noise(policy: Policy, scenario: Scenario, request: Request) -> float:
 
 def _problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:
     """Each thing that is not allowed. Comparisons are written so that what is not a number is never allowed."""
-    if scenario.model.name not in policy.models:
-        yield f"model {scenario.model.name} is not among {', '.join(policy.models)}; ask for one of them"
-    if scenario.strategy.name not in policy.strategies:
-        yield f"strategy {scenario.strategy.name} is not among {', '.join(policy.strategies)}; ask for one of them"
+    yield from _scenario_problems(policy, scenario)
     if not request.model_bytes <= policy.largest_message:
         yield f"the model has {request.model_bytes} bytes, at most {policy.largest_message} are allowed"
     if not request.examples >= policy.smallest_examples:
@@ -174,8 +190,9 @@ def _work_problems(policy: Policy, scenario: Scenario, request: Request) -> Iter
         return
     epochs = client.epochs if client.steps is None else math.ceil(client.steps * batch / rows)
     if not epochs <= policy.most_local_epochs:
-        asked = "client.epochs" if client.steps is None else f"client.steps {client.steps}, in epochs,"
-        yield f"{asked} is {epochs}, at most {policy.most_local_epochs} is allowed"
+        # How many epochs some steps are tells how many examples there are, and is not said.
+        asked = f"client.epochs is {epochs}" if client.steps is None else f"client.steps {client.steps} are too many"
+        yield f"{asked}, at most {policy.most_local_epochs} epochs are allowed"
 
 
 def _noise_problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:

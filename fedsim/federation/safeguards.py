@@ -19,12 +19,14 @@ from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
 from fedsim.errors import FedsimError, PolicyError
-from fedsim.federation.policy import Policy, Request, charge_request, check_request, load_policy
+from fedsim.federation.policy import Policy, Request, charge_request, check_request, check_scenario, load_policy
 from fedsim.privacy.ledger import Ledger
 from fedsim.privacy.secure_noise import add_secure_noise, secure_generator
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Scenario
 
+SOURCES = {"csv": "csv", "csv.gz": "csv", "npz": "npz", "txt": "text", "json": "text", "json.gz": "text"}
+"""What a file of a client's own can be, by the end of its name."""
 SIMULATED = "FEDSIM_SIMULATED"
 """Set to 1 in the environment of simulated clients that Flower starts, which cannot be told so otherwise."""
 
@@ -47,30 +49,49 @@ class Safeguards:
         operating system: the seed of a scenario is known to the server.
         """
         config = context.node_config
-        if config.get("simulated") or os.environ.get(SIMULATED) == "1":
+        own = any(key in config for key in ("policy", "ledger", "data-path"))
+        if not own and (config.get("simulated") or os.environ.get(SIMULATED) == "1"):
             return None
         policy, ledger = (Path(str(config[key])) if key in config else None for key in ("policy", "ledger"))
         data_path = str(config["data-path"]) if "data-path" in config else None
         return cls(str(context.run_id), int(config.get("num-partitions", 1)), policy, ledger, data_path)
 
     def admit(self, scenario: Scenario) -> None:
-        """PolicyError for a scenario that must not even be built: other people's code, other people's files."""
-        allowed = self._policy().models
-        if scenario.model.name not in allowed:
-            raise PolicyError(
-                f"the client's policy refuses model {scenario.model.name}: it is not among {', '.join(allowed)}"
-            )
-        data = scenario.data
+        """PolicyError for a scenario for which not even a file is opened: what it asks for shows without the data."""
+        policy, data = self._policy(), scenario.data
+        check_scenario(policy, scenario, protected=self.policy is not None)
+        if self.data_path is not None:
+            self._admit_own_data(policy, data.source)
         if self.data_path is None and (data.source == "hub" or getattr(data, "path", None) is not None):
             raise PolicyError(
                 f"data.source {data.source} names data that a server chose; this client reads only what its own"
                 " data-path names, or data that comes with fedsim"
             )
 
+    def _admit_own_data(self, policy: Policy, source: str) -> None:
+        """What an example is, the owner's file decides and not the server; how numbers are scaled must be public."""
+        path = Path(self.data_path or "")
+        own = "images" if path.is_dir() else SOURCES.get(path.name.split(".", 1)[-1].lower())
+        if source != own:
+            raise PolicyError(
+                f"data.source {source} is not what this client holds; ask for {own or 'a kind of file that it has'}"
+            )
+        if source in ("csv", "text") and not policy.public_encoding:
+            raise PolicyError(
+                f"data.source {source} is scaled and numbered by the client's own rows, which no noise covers; ask for"
+                " npz, or let its owner declare public_encoding in the policy"
+            )
+
     def check(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
         """PolicyError for whatever the client's policy does not allow."""
+        request = request_of(scenario, config, model.numel(), examples)
+        if request.sharing > self.clients:
+            raise PolicyError(
+                f"cohort-size is {request.sharing}, but there are {self.clients} clients: noise would be shared with"
+                " nobody"
+            )
         if self.policy is not None:
-            check_request(self._policy(), scenario, request_of(scenario, config, model.numel(), examples))
+            check_request(self._policy(), scenario, request)
 
     def charge(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
         """Write down what this round's release spends, durably, before anything is computed; or refuse."""

@@ -109,7 +109,9 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
 
     def observe(round_: int, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> None:
         refusals[:] = refused
-        told.update({a.client: a.examples for a in arrivals if a.client is not None and a.examples is not None})
+        for arrival in arrivals:
+            if arrival.client is not None and arrival.examples is not None:
+                told[arrival.client] = min(arrival.examples, told.get(arrival.client, arrival.examples))
         writer.transcript.received(round_, _received(round_, strategy.reply_kind, arrivals, refused))
 
     strategy = make_strategy(plan, observe)
@@ -138,8 +140,11 @@ def _told_before(folder: Path) -> dict[int, int]:
     """How many examples the clients of a run that is resumed have said that they hold."""
     if not (folder / "transcript").is_dir():
         return {}
-    lines = Transcript(folder / "transcript").messages()
-    return {line.client: line.examples for line in lines if line.client is not None and line.examples is not None}
+    told: dict[int, int] = {}
+    for line in Transcript(folder / "transcript").messages():
+        if line.client is not None and line.examples is not None:
+            told[line.client] = min(line.examples, told.get(line.client, line.examples))
+    return told
 
 
 def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Refusal]) -> None:

@@ -29,8 +29,9 @@ _SEED = (
     " other run with the same seed is released"
 )
 _OWN_LEDGER = (
-    "clients hold as many examples as they say, and none is asked for the same round twice; what a client has really"
-    " spent stands in its own ledger"
+    "clients hold as many examples as they say (under secure aggregation, where they say nothing: as the server's copy"
+    " of the scenario gives them), and none is asked for the same round twice, as after an interruption; what a client"
+    " has really spent stands in its own ledger"
 )
 _ENCODED = {"breast_cancer", "csv", "text", "descriptions", "hub"}
 _PUBLIC_ENCODING = (
@@ -116,7 +117,8 @@ def promises(scenario: Scenario, setting: Setting, noise: Noise) -> list[Promise
         made += _client_promises(scenario, defence.client_dp, setting, _given(noise.client, "client"))
     if defence.example_dp is not None:
         made.append(_example_promise(scenario, defence.example_dp, _given(noise.example, "example")))
-    common = (_PUBLIC_ENCODING, _SEED) if scenario.data.source in _ENCODED else (_SEED,)
+    here = _OWN_LEDGER if scenario.engine.kind == "deploy" else _SEED
+    common = (_PUBLIC_ENCODING, here) if scenario.data.source in _ENCODED else (here,)
     return [replace(promise, assumptions=(*promise.assumptions, *common)) for promise in made]
 
 
@@ -163,7 +165,6 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
             "how many examples a client holds is public, and so are the sampling rate and the number of steps; to"
             " remove an example means that it contributes nothing, while these stay",
             *(("the client draws its batches in secret, each example independently",) if poisson else ()),
-            *((_OWN_LEDGER,) if scenario.engine.kind == "deploy" else ()),
             _INDEPENDENT,
             _NOTHING_ELSE,
             _IDEAL,

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import fedsim.audit
+from fedsim.audit.distinguishing import power
 from fedsim.audit.mechanism import Subject, audit_mechanism, audit_target
 from fedsim.audit.mechanisms import included, ridge_bounds, ridge_solution
 from fedsim.audit.outputs import Raised, read
@@ -280,3 +283,60 @@ def test_ridge_moves_as_sherman_and_morrison_say() -> None:
     assert bounds.holds
     assert bounds.shift <= bounds.norm * bounds.residual / 0.5
     assert not ridge_bounds(records, record, lam=0.5, bound_x=10.0, bound_residual=1e-3).holds
+
+
+EVEN = {
+    "the largest magnitude, no noise": lambda x, rng: float(np.minimum(np.abs(x), 5).max()),
+    "squares": lambda x, rng: np.minimum(x * x, 1).sum() + rng.laplace(scale=0.1),
+}
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_an_even_function_is_seen_under_replace(name: str) -> None:
+    """A record and its negative are the same to it: other pairs are needed."""
+    assert audit_mechanism(EVEN[name], Claim(1.0, adjacency="replace"), trials=20_000).status == "violated"
+
+
+@dataclasses.dataclass
+class Noisy:
+    value: float
+
+
+FORMS = {
+    "json": lambda value: json.dumps({"sum": value}),
+    "dataclass": Noisy,
+    "decimal": Decimal,
+    "object array": lambda value: np.array([value], dtype=object),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_are_read_in_whatever_they_are_wrapped(form: str) -> None:
+    found = audit_mechanism(
+        lambda x, rng: FORMS[form](float(np.clip(x, 0, 1).sum() + rng.laplace(scale=0.1))), Claim(1.0), trials=20_000
+    )
+    assert found.status == "violated"
+
+
+def test_a_mechanism_that_stops_answering_is_not_called_consistent() -> None:
+    calls = iter(range(300))
+
+    def guarded(x: np.ndarray, rng: np.random.Generator) -> float:
+        if next(calls, None) is None:
+            raise RuntimeError("budget exhausted")
+        return float(np.clip(x, -1, 1).sum())
+
+    assert audit_mechanism(guarded, Claim(1.0), trials=20_000).status == "inconclusive"
+
+
+def test_a_refusal_that_depends_on_a_record_is_a_leak() -> None:
+    def picky(x: np.ndarray, rng: np.random.Generator) -> float:
+        if (np.abs(x) >= 1).any():
+            raise ValueError("out of range")
+        return rng.laplace()
+
+    assert audit_mechanism(picky, Claim(1.0), trials=20_000).status == "violated"
+
+
+def test_the_power_does_not_depend_on_an_odd_number_of_runs() -> None:
+    assert power(2.0, 1.0, 0.0, 1001) == pytest.approx(power(2.0, 1.0, 0.0, 1000), abs=0.02)

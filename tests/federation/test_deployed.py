@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,15 @@ from flwr.app import Context, RecordDict
 from flwr.cli.config_utils import validate_config
 
 import fedsim
+from fedsim.deploy.clientapp import REPLACED, take_no_code
+from fedsim.deploy.processes import environment
 from fedsim.errors import DeployError, FedsimError, PolicyError, RunError
 from fedsim.federation import deployed
 from fedsim.federation.bundle import build_bundle, public_scenario, write_bundle
-from fedsim.federation.client import _place, workplace
+from fedsim.federation.client import _place, app, workplace
 from fedsim.federation.folder import note_failure
 from fedsim.federation.run import resume
+from fedsim.federation.safeguards import Safeguards
 from fedsim.following import status
 from fedsim.scenario import EngineSection, Scenario
 
@@ -85,13 +88,56 @@ def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -
     file = npz(tmp_path / "somebody.npz", 60, 0)
     node = {"partition-id": 0, "num-partitions": 2}
     for part, reason in (
-        ({"model": "import:antigravity:fly"}, "refuses model import:antigravity:fly"),
+        ({"model": "import:antigravity:fly"}, "model import:antigravity:fly is not among"),
         ({"data": {"source": "npz", "path": str(file)}}, "names data that a server chose"),
     ):
         text = Scenario.model_validate({"data": "digits", **part}).model_dump_json(exclude_unset=True)
         with pytest.raises(PolicyError, match=reason):
             _place(Context(1, 2, node, RecordDict(), {"scenario": text}))
     assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("own.csv", {"source": "text", "path": "x.txt", "length": 2}, "ask for csv"),
+        ("own.csv", {"source": "csv", "path": "x.csv", "target": "y"}, "public_encoding"),
+        ("own.npz", {"source": "csv", "path": "x.csv", "target": "y"}, "ask for npz"),
+    ],
+)
+def test_what_an_example_is_the_owners_file_decides(
+    name: str, data: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """And the file is not opened for it: there is none."""
+    node = {"partition-id": 0, "num-partitions": 2, "data-path": str(tmp_path / name)}
+    text = Scenario.model_validate({"data": data}).model_dump_json(exclude_unset=True)
+    with pytest.raises(PolicyError, match=reason):
+        _place(Context(1, 2, node, RecordDict(), {"scenario": text}))
+
+
+def test_a_client_with_safeguards_is_never_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_SIMULATED", "1")
+    node: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": True}
+    assert Safeguards.of(Context(1, 2, node, RecordDict(), {})) is None
+    assert Safeguards.of(Context(1, 2, {**node, "ledger": "l"}, RecordDict(), {})) is not None
+    assert "FEDSIM_SIMULATED" not in environment(Path("home"))
+
+
+def test_the_bundle_of_a_server_is_never_opened(tmp_path: Path) -> None:
+    """Flower would install it, and import what it names: here both are replaced, in Flower's own module."""
+    from flwr.supernode.runtime import run_clientapp
+
+    runtime = ModuleType("runtime")
+    for name in REPLACED:
+        assert callable(getattr(run_clientapp, name))
+        setattr(runtime, name, getattr(run_clientapp, name))
+    take_no_code(runtime)
+    runtime.install_from_fab(b"not even an archive", skip_prompt=True)
+    assert runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)("evil", "1", "0") is app
+    with pytest.raises(DeployError, match="installs nothing"):
+        runtime.install_app_dependencies(tmp_path)
+    with pytest.raises(DeployError, match="is gone"):
+        take_no_code(ModuleType("another version"))
 
 
 NOISY = {

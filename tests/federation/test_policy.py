@@ -81,7 +81,7 @@ WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"client_noise": 4.0, "sharing": 100},
     ),
     ("client.epochs is 11", {}, {"client": {"epochs": 11}}, {}),
-    ("client.steps 111, in epochs, is 12", {}, {"client": {"steps": 111}}, {}),
+    ("client.steps 111 are too many", {}, {"client": {"steps": 111}}, {}),
     ("client.batch_size is 4", {}, {"client": {"batch_size": 4}}, {}),
     ("at least 50 examples", {}, {}, {"examples": 49}),
     ("model resnet8 is not among mlp", {"models": ("mlp",)}, {"model": {"name": "resnet8"}}, {}),

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that answers one message on a client, in place of Flower's own `flwr-clientapp`.
+
+Flower installs the bundle that the SuperLink delivers, puts its folder first on Python's path, and imports the
+ClientApp that it names. So whoever controls the SuperLink could run code on every client. Here the bundle is not even
+opened: whatever it holds, the ClientApp is that of the fedsim which is installed on this machine.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from fedsim.errors import DeployError
+
+REPLACED = ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn")
+
+
+def write_launcher(folder: Path) -> Path:
+    """A program called flwr-clientapp that runs `main`, in a folder that goes first on the path of the SuperExec."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    launcher = folder / "flwr-clientapp"
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m fedsim.deploy.clientapp "$@"\n')
+    launcher.chmod(0o700)
+    return folder
+
+
+def take_no_code(runtime: ModuleType) -> None:
+    """Replace what Flower's runtime would do with a bundle; DeployError where it no longer does it like this."""
+    from fedsim.federation.client import app
+
+    if missing := [name for name in REPLACED if not hasattr(runtime, name)]:
+        raise DeployError(
+            f"this version of Flower loads apps in another way ({missing[0]} is gone), so that code of the server could"
+            " run here; install the version of constraints.txt"
+        )
+    for name, function in zip(REPLACED, (_leave, _refuse, lambda **_: lambda *_: app), strict=True):
+        setattr(runtime, name, function)
+
+
+def _leave(*_: Any, **__: Any) -> None:
+    """The bundle stays unopened."""
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise DeployError("the server asks to install packages; a client installs nothing at run time")
+
+
+def main() -> None:
+    """Answer one message."""
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp
+
+    take_no_code(run_clientapp)
+    flwr_clientapp()
+
+
+if __name__ == "__main__":
+    main()
