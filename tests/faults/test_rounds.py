@@ -78,7 +78,7 @@ def test_a_node_that_goes_and_comes_back(tmp_path: Path, world: Any, note: Any) 
 
 
 def test_two_nodes_for_one_client(undisturbed: Run, tmp_path: Path, world: Any, note: Any) -> None:
-    world.extra = [{"partition-id": 1, "num-partitions": 3}]
+    world.extra = [{"partition-id": 1, "num-partitions": 3, "simulated": True}]
     run = fedsim.run(scenario(), out=tmp_path / "run")
     trained = sorted(world.trained)
     note("a second node claims a client's number", "only one of them is asked", f"{len(trained)} messages in 4 rounds")
