@@ -14,6 +14,7 @@ than a tenth of a layer's rows can be bins unseen. And what an honest gradient g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ _ROWS = 2048  # of a layer's rows, at most so many are compared with each other
 # Thresholds, and the largest value that honest models showed (zoo, untrained and trained, digits and breast_cancer).
 PARALLEL_SHARE = 0.1  # 0
 ABSURD_BIAS = 10.0  # 0.6
+ABSURD_WEIGHT = 1000.0  # 1 untrained
 UNBALANCED = 0.97  # 0.64
 INACTIVE = 0.95  # 0.68
 NESTED = 0.9  # 0.22
@@ -62,6 +64,10 @@ def inspect_model(
 
 
 def _weights_alone(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[Suspicion]:
+    parameters = {name for name, _ in model.named_parameters()}
+    for name in sorted(parameters & weights.keys()):
+        largest = float(weights[name].detach().abs().nan_to_num(nan=math.inf, posinf=math.inf).max())
+        yield from _beyond("absurd weights, or none that are numbers,", name, largest, ABSURD_WEIGHT)
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue

@@ -180,3 +180,10 @@ def test_a_run_in_which_everybody_refuses_ends_with_the_reason(tmp_path: Path) -
     everybody["adversary"]["active"].update(clients="all", rounds=[1])
     with pytest.raises(RunError, match="made to leak"):
         fedsim.run(Scenario.model_validate(everybody), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e6])
+def test_weights_that_no_training_gives_are_seen(factor: float) -> None:
+    model = build_model(MlpModel(name="mlp", hidden=(32,)), (1, 8, 8), 10, 0, kind="image")
+    weights = {name: weight.detach() * factor for name, weight in model.state_dict().items()}
+    assert any(suspicion.test.startswith("absurd weights") for suspicion in inspect_model(model, weights))
