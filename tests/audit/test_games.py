@@ -158,3 +158,21 @@ def test_what_cannot_be_played_says_what_to_do(arena: Arena) -> None:
         "source": "digits", "test_fraction": 0.005}})  # fmt: skip
     with pytest.raises(AuditError, match="examples_per_client to fewer"):
         play_and_judge("MI", everything, 20, 0)
+
+
+def test_a_game_is_as_long_as_the_claim_covers() -> None:
+    """A client of ten takes part in some of the rounds, and its examples are claimed to be safe in those only."""
+    scenario = Scenario.model_validate(
+        {
+            "data": "digits",
+            "model": "logistic",
+            "strategy": "fedsgd",
+            "client": {"batch_size": 20},
+            "cohort": {"population": 10, "size": 1},
+            "rounds": 30,
+            "defence": {"example_dp": {"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}},
+        }
+    )
+    found = Arena.of(scenario, 0)
+    assert found.claim is not None
+    assert found.work.steps == found.claim.compositions < 30
