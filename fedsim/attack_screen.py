@@ -3,46 +3,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
+from fedsim.progress import Step, showing
 
 if TYPE_CHECKING:
     from fedsim.attacking import AttackReport, Progress
     from fedsim.federation.run import Run
 
 
-@contextmanager
-def showing_attacks(*, quiet: bool) -> Iterator[Progress]:
+def showing_attacks(*, quiet: bool) -> AbstractContextManager[Progress]:
     """What to call before and after each update is attacked: a bar on a terminal, a line anywhere else."""
-    errors = Console(stderr=True)
-    if sys.stdout.isatty() or (quiet and errors.is_terminal):
-        with _bar(errors) as progress:
-            yield progress
-    elif quiet:
-        yield lambda report: None
-    else:
-        yield lambda report: print(attack_line(report), flush=True) if report.found is not None else None
 
+    def step(report: AttackReport) -> Step:
+        done = report.number - (report.found is None)
+        return Step(f"attack {report.attack} on {report.observation}", done, report.of)
 
-@contextmanager
-def _bar(errors: Console) -> Iterator[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    def line(report: AttackReport) -> str | None:
+        return attack_line(report) if report.found is not None else None
 
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("attack", total=None)
-
-        def show(report: AttackReport) -> None:
-            done = report.number - (report.found is None)
-            words = escape(f"attack {report.attack} on {report.observation}")
-            bar.update(task, description=words, completed=done, total=report.of)
-
-        yield show
+    return showing(step, line, quiet=quiet, first=Step("attack", 0, None))
 
 
 def attack_line(report: AttackReport) -> str:

@@ -3,44 +3,27 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
+from fedsim.privacy.rounding import rounded_down
+from fedsim.progress import Step, showing
 
 if TYPE_CHECKING:
     from fedsim.auditing import AuditReport, Progress
 
 
-@contextmanager
-def showing_audits(*, quiet: bool) -> Iterator[Progress]:
+def showing_audits(*, quiet: bool) -> AbstractContextManager[Progress]:
     """What to call as audits go on: a bar on a terminal, a line for each audit anywhere else."""
-    errors = Console(stderr=True)
-    if sys.stdout.isatty() or (quiet and errors.is_terminal):
-        with _bar(errors) as progress:
-            yield progress
-    elif quiet:
-        yield lambda report: None
-    else:
-        yield lambda report: print(audit_line(report), flush=True) if report.sentence else None
 
+    def step(report: AuditReport) -> Step:
+        return Step(f"audit {report.number} of {report.of}: {report.audit}", report.done, report.total or None)
 
-@contextmanager
-def _bar(errors: Console) -> Iterator[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    def line(report: AuditReport) -> str | None:
+        return audit_line(report) if report.sentence else None
 
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("audit", total=None)
-
-        def show(report: AuditReport) -> None:
-            words = escape(f"audit {report.number} of {report.of}: {report.audit}")
-            bar.update(task, description=words, completed=report.done, total=report.total or None)
-
-        yield show
+    return showing(step, line, quiet=quiet, first=Step("audit", 0, None))
 
 
 def audit_line(report: AuditReport) -> str:
@@ -65,9 +48,7 @@ def verdict_rows(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for estimate in verdict["estimates"]:
         sure = "no confidence" if estimate["confidence"] is None else f"{100 * estimate['confidence']:g}% confidence"
-        lower = (
-            estimate["lower"] if isinstance(estimate["lower"], str) else f"{int(estimate['lower'] * 1000) / 1000:.3f}"
-        )
+        lower = estimate["lower"] if isinstance(estimate["lower"], str) else rounded_down(estimate["lower"])
         about_claim = next((f"; {said}" for said in estimate["assumptions"] if said.startswith("the claim is")), "")
         rows.append((f"  tier {estimate['tier']}", f"ε ≥ {lower} {about}, {sure}: {estimate['method']}{about_claim}"))
     return rows

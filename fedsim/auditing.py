@@ -17,6 +17,7 @@ import fedsim
 from fedsim.errors import AuditError, RunError
 from fedsim.federation.folder import write_durably
 from fedsim.federation.run import Run
+from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.scenario import (
     AuditSection,
     ClientCanaries,
@@ -149,8 +150,8 @@ def _one_run_sum(section: OneRunSum, seed: int, show: Callable[[int, int], None]
     best = max(rows, key=lambda row: float(row["valid"]))
     sentence = (
         f"{len(outcomes)} audits of noisy sums: most is proved by {best['varied']} {best['value']:g}, on average"
-        f" ε ≥ {best['valid']:.2f} at δ = {section.delta:g} (add/remove one example), where ε is"
-        f" {best['true_epsilon']:.2f} at this δ."
+        f" ε ≥ {rounded_down(best['valid'], 2)} at δ = {section.delta:g} (add/remove one example), where ε is"
+        f" {rounded_up(best['true_epsilon'], 2)} at this δ."
     )
     numbers = {"rows": rows, "outcomes": [outcome.to_dict() for outcome in outcomes]}
     return {"verdict": None, "sentence": sentence, "numbers": numbers}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Accountant, Mechanism, account, noise_multiplier_for
-from fedsim.privacy.claim import rounded_up
+from fedsim.privacy.rounding import rounded_up
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "prv")
 

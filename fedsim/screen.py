@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from fedsim.progress import Step, showing
 
 if TYPE_CHECKING:
     from fedsim.federation.plan import Plan
@@ -58,27 +60,13 @@ def _finite(value: Any) -> Any:
 # --- while a run goes on --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def showing_progress(*, quiet: bool, rounds: int | None = None) -> Iterator[Progress]:
+def showing_progress(*, quiet: bool, rounds: int | None = None) -> AbstractContextManager[Progress]:
     """What to call after each round: it moves a bar on a terminal, and prints a line anywhere else."""
-    errors = Console(stderr=True)
-    if sys.stdout.isatty() or (quiet and errors.is_terminal):
-        with _bar(errors, rounds) as progress:
-            yield progress
-    elif quiet:
-        yield lambda report: None
-    else:
-        yield lambda report: print(round_line(report), flush=True)
 
+    def step(report: RoundReport) -> Step:
+        return Step("round", report.round, report.rounds, _news(report))
 
-@contextmanager
-def _bar(errors: Console, rounds: int | None) -> Iterator[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = ("round", MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("rounds", total=rounds, news="")
-        yield lambda report: bar.update(task, total=report.rounds, completed=report.round, news=escape(_news(report)))
+    return showing(step, lambda report: round_line(report), quiet=quiet, first=Step("round", 0, rounds))
 
 
 def _news(report: RoundReport) -> str:

@@ -12,8 +12,9 @@ from scipy.stats import binom
 
 from fedsim.audit.bounds import Kappa, amplified, rero_claim, urero_claim
 from fedsim.audit.shares import Share
-from fedsim.privacy.claim import PrivacyClaim, rounded_up
+from fedsim.privacy.claim import PrivacyClaim
 from fedsim.privacy.promises import OUTSIDER
+from fedsim.privacy.rounding import p_value_text, rounded_up
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Comparison:
             "consistent": "which agrees with the claim",
             "inconclusive": f"which is more than the claim allows, but may be luck{together}: attack more updates of"
             " other clients",
-            "violated": f"which is more than the claim allows (p ≤ {self.p_value:.2g}{looks})",
+            "violated": f"which is more than the claim allows (p ≤ {p_value_text(self.p_value)}{looks})",
         }
         return (
             f"{self.claim}: {self.success} may happen with probability {rounded_up(100 * self.allowed, 1)}% at most"

@@ -33,10 +33,11 @@ from fedsim.audit.estimators import (
     one_shot_federated,
 )
 from fedsim.audit.federated import Evidence
-from fedsim.audit.verdict import POWER, Claim, Gap, Status, Verdict, rounded_upwards
+from fedsim.audit.verdict import POWER, Claim, Gap, Status, Verdict
 from fedsim.privacy import Mechanism, PrivacyClaim, smallest_noise
 from fedsim.privacy.accounting import account
 from fedsim.privacy.loss import FINE, ROUGH, Grid
+from fedsim.privacy.rounding import p_value_text, rounded_down
 
 FACTOR = 2.0
 """What must be caught: a mechanism that spends so many times what it claims."""
@@ -58,20 +59,15 @@ class Finding:
         """For people: both tiers, never merged, and never epsilon without delta, unit and adjacency."""
         verdict, sure = self.verdict, f"{100 * self.verdict.confidence:g}% confidence"
         model = next(estimate for estimate in verdict.estimates if estimate.tier == "B")  # fixed: not the best of all
-        gaussian = f"ε ≥ {_down(model.lower)} if the noise is Gaussian (tier B)"
+        gaussian = f"ε ≥ {rounded_down(model.lower)} if the noise is Gaussian (tier B)"
         if verdict.estimates[0].tier == "A":
-            free = f"ε ≥ {_down(verdict.lower)} on curves of the claimed kind, without a model of the scores (tier A)"
+            free = f"ε ≥ {rounded_down(verdict.lower)} on curves of the claimed kind, without a model (tier A)"
             proved = f"one run with {verdict.trials:,} canaries proves {free} and {gaussian}"
             proved += f", at the same δ, each with {sure}"
         else:
             proved = f"{verdict.trials:,} updates of its transcript prove {gaussian}, at the same δ, with {sure}"
         rest = f"{verdict.reason}{' ' if verdict.settle else ''}{verdict.settle}"
         return f"{verdict.status.capitalize()}: claimed is {verdict.claim}; {proved}. {rest}"
-
-
-def _down(epsilon: float) -> str:
-    """Three decimals, rounded down: a bound must not grow by being printed."""
-    return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 1000) / 1000:.3f}"
 
 
 def judge(evidence: Evidence, confidence: float = 0.95, guess_share: float = GUESSES) -> Finding:
@@ -177,16 +173,15 @@ def _gap(evidence: Evidence, estimates: list[Estimate]) -> Gap:
 def _reason(status: Status, test: str, p_value: float, power: float, evidence: Evidence) -> str:
     if status != "violated":
         only = "" if status == "consistent" else " only"
-        return (
-            f"A mechanism of {FACTOR:g} times the claimed ε would have been caught with probability {power:.2f}{only}."
-        )
+        caught = f"{rounded_down(power, 2)}{only}"
+        return f"A mechanism of {FACTOR:g} times the claimed ε would have been caught with probability {caught}."
     told = {
         "one run": "so many right guesses about who was in are refuted without a model of the scores (tier A)",
         "per step": "the canaries stand out of the noise further, or join more often, than claimed (tier B)",
         "per step, count": "the canaries are mistaken for noise more seldom than claimed (tier B)",
         "echo": f"noise follows from that of the round before (correlation {evidence.echo[0]:.3f}, tier B)",
     }[test]
-    return f"Were the claim true, this would happen with probability at most {rounded_upwards(p_value)}: {told}."
+    return f"Were the claim true, this would happen with probability at most {p_value_text(p_value)}: {told}."
 
 
 def _numbers(evidence: Evidence, tests: dict[str, float], correct: int, guesses: int) -> dict[str, Any]:

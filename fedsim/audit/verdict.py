@@ -22,7 +22,8 @@ from typing import Any, Literal, Protocol, get_args
 
 from fedsim.audit.estimate import Estimate
 from fedsim.errors import AuditError
-from fedsim.privacy.claim import Adjacency, Unit, rounded_up
+from fedsim.privacy.claim import Adjacency, Unit
+from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
 
 Status = Literal["consistent", "violated", "inconclusive"]
 POWER = 0.9
@@ -128,7 +129,7 @@ class Verdict:
     def sentence(self) -> str:
         """For people: never epsilon without delta, unit and confidence."""
         proved = (
-            f"ε ≥ {_rounded_down(self.lower)} at δ = {self.claim.delta:g} with {100 * self.confidence:g}% confidence"
+            f"ε ≥ {rounded_down(self.lower)} at δ = {self.claim.delta:g} with {100 * self.confidence:g}% confidence"
         )
         head = f"{self.status.capitalize()}: claimed is {self.claim}; proved is {proved}, in {self.trials} runs."
         tail = f" {self.settle}" if self.settle else ""
@@ -180,17 +181,20 @@ def decide(
     suspected = [estimate for estimate in estimates if estimate.tier == "B" and estimate.lower > claim.epsilon]
     quiet = power >= POWER and not suspected
     status: Status = "violated" if violated else "consistent" if quiet else "inconclusive"
-    factored = f"{factor:g} times the claimed ε"
+    caught = (
+        f"An ordinary mechanism of {factor:g} times the claimed ε would have been caught with probability"
+        f" {rounded_down(power, 2)}."
+    )
     reason = {
-        "violated": f"Were the claim true, this would happen with probability at most {rounded_upwards(p_value)}"
+        "violated": f"Were the claim true, this would happen with probability at most {p_value_text(p_value)}"
         f" ({evidence or estimates[0].method}).",
-        "consistent": f"An ordinary mechanism of {factored} would have been caught with probability {power:.2f}.",
-        "inconclusive": f"An ordinary mechanism of {factored} would have been caught with probability {power:.2f}.",
+        "consistent": caught,
+        "inconclusive": caught,
     }[status]
     if suspected and not violated:
         worst = max(suspected, key=lambda estimate: estimate.lower)
         reason += (
-            f" But if its model holds, tier B ({worst.method}) proves ε ≥ {_rounded_down(worst.lower)} at"
+            f" But if its model holds, tier B ({worst.method}) proves ε ≥ {rounded_down(worst.lower)} at"
             f" δ = {claim.delta:g}, which is above the claim: look at the noise, and raise the runs."
         )
     return Verdict(
@@ -212,15 +216,3 @@ def decide(
 def _estimate(fields: Mapping[str, Any]) -> Estimate:
     numbers: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in fields.items()}
     return Estimate(**{**numbers, "assumptions": tuple(fields["assumptions"])})
-
-
-def _rounded_down(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 1000) / 1000:.3f}"
-
-
-def rounded_upwards(probability: float) -> str:
-    """Two digits, rounded up."""
-    if probability <= 1e-300:
-        return "1e-300"
-    unit = 10.0 ** (math.floor(math.log10(probability)) - 1)
-    return f"{math.ceil(probability / unit - 1e-9) * unit:.2g}"

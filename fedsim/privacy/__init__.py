@@ -18,7 +18,7 @@ from fedsim.privacy.accounting import (
     noise_multiplier_for,
     smallest_noise,
 )
-from fedsim.privacy.claim import Adjacency, PrivacyClaim, Sampling, Unit, rounded_up
+from fedsim.privacy.claim import Adjacency, PrivacyClaim, Sampling, Unit
 from fedsim.privacy.gaussian import classic_gaussian_sigma, gaussian_delta, gaussian_epsilon, gaussian_sigma
 from fedsim.privacy.loss import COARSE, FINE, Grid
 from fedsim.privacy.mechanisms import (
@@ -35,6 +35,7 @@ from fedsim.privacy.mechanisms import (
     within_norm,
 )
 from fedsim.privacy.promises import OUTSIDER, SERVER, Exposure, Noise, Setting
+from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
 from fedsim.privacy.spending import claims, privacy_curve, resolve_noise, settings_by_round
 
 __all__ = [
@@ -71,10 +72,12 @@ __all__ = [
     "next_clipping_norm",
     "noise_multiplier_for",
     "noise_share",
+    "p_value_text",
     "privacy_curve",
     "prune",
     "quantise",
     "resolve_noise",
+    "rounded_down",
     "rounded_up",
     "settings_by_round",
     "sign",

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.privacy.accounting import Mechanism, account
-from fedsim.privacy.claim import Adjacency, Unit, rounded_up
+from fedsim.privacy.claim import Adjacency, Unit
+from fedsim.privacy.rounding import rounded_up
 
 
 @dataclass(frozen=True)

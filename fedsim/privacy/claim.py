@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fedsim.errors import PrivacyError
+from fedsim.privacy.rounding import rounded_up
 
 Unit = Literal["example", "client"]
 Adjacency = Literal["add/remove", "replace"]
@@ -102,17 +103,3 @@ class PrivacyClaim:
         except (TypeError, ValueError) as error:
             raise PrivacyError(f"claim: a number cannot be read ({error}); write it as to_dict does") from error
         return cls(**{**fields, **numbers})
-
-
-def rounded_up(epsilon: float, decimals: int = 3) -> str:
-    """Some decimals (or digits, if small), rounded up: a claim must not shrink by being printed.
-
-    A value within 1e-9 of the last digit above a printable number is printed as that number: 1.1 is "1.100".
-    """
-    if epsilon == 0 or not math.isfinite(epsilon):
-        return "0" if epsilon == 0 else "∞"
-    digits = max(decimals, decimals - 1 - math.floor(math.log10(epsilon)))
-    if digits > 15:
-        return f"{epsilon * (1 + 10**-decimals):.{decimals}g}"
-    text = f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if digits > decimals else text

@@ -23,7 +23,8 @@ from typing import Any
 from fedsim.errors import PolicyError, PrivacyError
 from fedsim.privacy.accounting import Mechanism
 from fedsim.privacy.charges import Charge, Spent, compose
-from fedsim.privacy.claim import Unit, rounded_up
+from fedsim.privacy.claim import Unit
+from fedsim.privacy.rounding import rounded_up
 
 DAY = 86400.0
 _VERSION = 1

@@ -19,8 +19,7 @@ from fedsim.audit.bounds import (
 from fedsim.audit.comparison import pooled
 from fedsim.audit.shares import Share, clopper_pearson
 from fedsim.audit.verdict import Claim, Verdict
-from fedsim.privacy.claim import rounded_up
-from fedsim.report.audit_estimates import rounded_down
+from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.report.audit_files import Audit, Counts
 from fedsim.report.blocks import Table
 from fedsim.report.run_files import RunFiles

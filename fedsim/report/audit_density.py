@@ -16,9 +16,8 @@ from scipy.stats import beta
 from fedsim.audit.bayesian import epsilon_bayesian, posterior_cdf
 from fedsim.audit.tradeoff import approximate_dp
 from fedsim.audit.verdict import Claim
-from fedsim.privacy.claim import rounded_up
 from fedsim.privacy.loss import Floats
-from fedsim.report.audit_estimates import rounded_down
+from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.report.audit_figures import shade_region
 from fedsim.report.audit_files import Counts
 from fedsim.report.blocks import Drawing, Table

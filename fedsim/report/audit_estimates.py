@@ -13,13 +13,9 @@ from matplotlib.figure import Figure
 
 from fedsim.audit.estimate import Estimate
 from fedsim.audit.verdict import Claim
+from fedsim.privacy.rounding import rounded_down
 from fedsim.report.blocks import Cell, Drawing, Table
 from fedsim.report.figures import BLUE, GREEN, ORANGE, make_drawing
-
-
-def rounded_down(epsilon: float) -> str:
-    """Three decimals, rounded down: a lower bound must not grow by being printed."""
-    return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 1000 + 1e-9) / 1000:.3f}"
 
 
 def four_digits_down(value: float) -> float:

@@ -7,7 +7,7 @@ The errors that were measured are no proof: a threshold that is picked by lookin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,17 +40,23 @@ class View:
     """The smallest rate that so many trials can show."""
 
 
+def _drawn_by(panel: Callable[[Axes, View], None], views: Sequence[View]) -> Callable[[Figure, bool], None]:
+    """One panel beside the other, or below it where it is narrow; one legend for all."""
+
+    def draw(figure: Figure, narrow: bool) -> None:
+        places = _panels(figure, len(views), narrow)
+        for axes, view in zip(places, views, strict=True):
+            panel(axes, view)
+        legend_below(figure, places[0], columns=1 if narrow else 2)
+
+    return draw
+
+
 def trade_off_figure(name: str, views: Sequence[View], claim: str, caution: str) -> Drawing | None:
     """False negatives against false positives, with the region that the claim allows."""
     views = [view for view in views if len(view.rates)]
     if not views:
         return None
-
-    def draw(figure: Figure, narrow: bool) -> None:
-        places = _panels(figure, len(views), narrow)
-        for axes, view in zip(places, views, strict=True):
-            _trade_off_panel(axes, view)
-        legend_below(figure, places[0], columns=1 if narrow else 2)
 
     return make_drawing(
         f"{name}-tradeoff",
@@ -59,7 +65,7 @@ def trade_off_figure(name: str, views: Sequence[View], claim: str, caution: str)
         f" {_shaded(views, claim)} Below and to the left of it no test may lie. {caution}",
         f"Trade-off curves of {len(views)} tests: {'; '.join(_said(view) for view in views)}.",
         Table("Errors", ("test", "false positive rate", "false negative rate", "least FNR allowed"), _rows(views)),
-        draw,
+        _drawn_by(_trade_off_panel, views),
         height=400 if len(views) > 1 else 430,
         narrow_height=450 * len(views) + 90,
     )
@@ -70,12 +76,6 @@ def roc_figure(name: str, views: Sequence[View], claim: str, caution: str) -> Dr
     views = [view for view in views if len(view.rates)]
     if not views:
         return None
-
-    def draw(figure: Figure, narrow: bool) -> None:
-        places = _panels(figure, len(views), narrow)
-        for axes, view in zip(places, views, strict=True):
-            _roc_panel(axes, view)
-        legend_below(figure, places[0], columns=1 if narrow else 2)
 
     rows = tuple(
         (view.title, fpr, 1 - fnr, None if view.allowed is None else 1 - view.allowed(fpr))
@@ -89,7 +89,7 @@ def roc_figure(name: str, views: Sequence[View], claim: str, caution: str) -> Dr
         f" test may lie. A rate below one in the number of trials cannot be seen. {caution}",
         f"ROC curves on logarithmic axes of {len(views)} tests: {'; '.join(_said(view) for view in views)}.",
         Table("ROC", ("test", "false positive rate", "true positive rate", "largest TPR allowed"), rows),
-        draw,
+        _drawn_by(_roc_panel, views),
         height=400 if len(views) > 1 else 430,
         narrow_height=450 * len(views) + 90,
     )

@@ -13,11 +13,12 @@ from fedsim.audit.estimate import Estimate, Fixed, HeldOut
 from fedsim.audit.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.errors import FedsimError
-from fedsim.privacy.claim import PrivacyClaim, rounded_up
+from fedsim.privacy.claim import PrivacyClaim
+from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
 from fedsim.report import words
 from fedsim.report.audit_bounds import bounds_table, gap_table, sides
 from fedsim.report.audit_density import density_figure
-from fedsim.report.audit_estimates import curves_named, estimates_figure, rounded_down
+from fedsim.report.audit_estimates import curves_named, estimates_figure
 from fedsim.report.audit_figures import View, roc_figure, trade_off_figure
 from fedsim.report.audit_files import Audit
 from fedsim.report.audit_sum import sum_blocks
@@ -114,7 +115,7 @@ def _words(audit: Audit) -> Iterable[tuple[str, str]]:
     yield (
         "p-value",
         (
-            f"{_upwards(verdict.p_value)}: at most so probable is what was seen, if the claim holds; below"
+            f"{p_value_text(verdict.p_value)}: at most so probable is what was seen, if the claim holds; below"
             f" {1 - verdict.confidence:.2g} it is called violated"
         ),
     )
@@ -144,11 +145,6 @@ def _unit(claim: Claim) -> str:
 
 def _same(full: PrivacyClaim, claim: Claim) -> bool:
     return Claim.of(full) == claim
-
-
-def _upwards(probability: float) -> str:
-    """Two digits, rounded up."""
-    return "1" if probability >= 1 else rounded_up(probability, 2)
 
 
 def _assumptions(audit: Audit) -> list[Block]:
