@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.audit.coverage import coverage_table
-from fedsim.audit.distinguishing import gaussian_mu
+from fedsim.audit.blackbox.distinguishing import gaussian_mu
+from fedsim.audit.blackbox.running import Vectorised
+from fedsim.audit.calibration.coverage import coverage_table
 from fedsim.audit.mechanism import Subject, audit_mechanism
 from fedsim.audit.mechanisms import included
-from fedsim.audit.running import Vectorised
 from fedsim.audit.verdict import Claim
 from fedsim.audit.zoo import zoo
 

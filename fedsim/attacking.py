@@ -26,8 +26,8 @@ from torch import Tensor
 from fedsim.attacks import attack_named
 from fedsim.attacks.evidence import knowledge_of, knowledge_table, observations, with_labels
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction
-from fedsim.audit.columns import columns_to_list
 from fedsim.audit.reconstruction import ReconstructionScore, score
+from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError, RunError
 from fedsim.federation.client import Workplace, workplace

@@ -111,7 +111,7 @@ def fitting_audits(scenario: Scenario) -> Sequence[AuditSection]:
 def _play(
     scenario: Scenario, section: AuditSection, show: Callable[[int, int], None], run: Run | None
 ) -> dict[str, Any]:
-    from fedsim.audit.federated import audit_seed, example_evidence
+    from fedsim.audit.evidence.federated import audit_seed, example_evidence
 
     seed = audit_seed(scenario) if section.seed is None else section.seed
     match section:
@@ -121,20 +121,20 @@ def _play(
             evidence = example_evidence(scenario, canaries=section.canaries, seed=seed, progress=show)
             return judge(evidence, section.confidence, section.guess_share).to_dict()
         case ClientCanaries():
-            from fedsim.audit.federated_clients import client_evidence
+            from fedsim.audit.evidence.clients import client_evidence
             from fedsim.audit.federation import judge
 
             evidence = client_evidence(scenario, canaries=section.canaries, seed=seed, progress=show)
             return judge(evidence, section.confidence, section.guess_share).to_dict()
         case TranscriptAudit():
+            from fedsim.audit.evidence.transcript import transcript_evidence
             from fedsim.audit.federation import judge
-            from fedsim.audit.transcript_evidence import transcript_evidence
 
             if run is None:
                 raise AuditError("audit transcript looks at a run; run the scenario first, or use example-canaries")
             return judge(transcript_evidence(run, seed=seed, progress=show), section.confidence).to_dict()
         case GameAudit():
-            from fedsim.audit.playing import play_and_judge
+            from fedsim.audit.playing.trials import play_and_judge
 
             return play_and_judge(section.game, scenario, section.trials, seed, section.confidence, show).to_dict()
         case OneRunSum():

@@ -13,8 +13,8 @@ Adjacency is typed: an ε for `add/remove` and one for `replace` are different n
 refuses. `URERO_ROWS` is the table of WPES 2024 as printed, with the wrong row marked.
 """
 
-from fedsim.audit.attribute import attribute_advantage, attribute_success
-from fedsim.audit.claim_bounds import (
+from fedsim.audit.limits.attribute import attribute_advantage, attribute_success
+from fedsim.audit.limits.claims import (
     Bound,
     amplified,
     as_replace,
@@ -24,7 +24,7 @@ from fedsim.audit.claim_bounds import (
     urero_claim,
     without_amplification,
 )
-from fedsim.audit.inverses import (
+from fedsim.audit.limits.inverses import (
     epsilon_from_accuracy,
     epsilon_from_advantage,
     epsilon_from_attribute_advantage,
@@ -35,8 +35,8 @@ from fedsim.audit.inverses import (
     epsilon_from_uniform_advantage,
     epsilon_reconstruction,
 )
-from fedsim.audit.kappa import Distance, Kappa, kappa, kappa_uniform
-from fedsim.audit.membership import (
+from fedsim.audit.limits.kappa import Distance, Kappa, kappa, kappa_uniform
+from fedsim.audit.limits.membership import (
     advantage_of_curve,
     membership_accuracy,
     membership_advantage,
@@ -49,7 +49,7 @@ from fedsim.audit.membership import (
     tpr_at_fpr_gdp,
     tpr_of_curve,
 )
-from fedsim.audit.rero import (
+from fedsim.audit.limits.rero import (
     URERO_NOTE,
     URERO_ROWS,
     UreroRow,
@@ -64,7 +64,7 @@ from fedsim.audit.rero import (
     urero_tight,
     urero_wpes,
 )
-from fedsim.audit.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
+from fedsim.audit.limits.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
 
 __all__ = [
     "URERO_NOTE",

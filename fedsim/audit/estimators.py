@@ -18,11 +18,11 @@ says by its type how it was chosen: `Fixed()` beforehand, `HeldOut()` on other t
 of so many, each of which is given its part of the error probability.
 """
 
-from fedsim.audit.bayesian import epsilon_bayesian, posterior_cdf
-from fedsim.audit.counts import epsilon_clopper_pearson, epsilon_gdp, epsilon_point
 from fedsim.audit.estimate import Corrected, Estimate, Fixed, HeldOut, Selection
-from fedsim.audit.gaussian_estimators import epsilon_gaussian
-from fedsim.audit.one_run import (
+from fedsim.audit.estimation.bayesian import epsilon_bayesian, posterior_cdf
+from fedsim.audit.estimation.counts import epsilon_clopper_pearson, epsilon_gdp, epsilon_point
+from fedsim.audit.estimation.gaussian import epsilon_gaussian
+from fedsim.audit.estimation.one_run import (
     GDP,
     ApproximateDP,
     Family,
@@ -31,8 +31,8 @@ from fedsim.audit.one_run import (
     epsilon_one_run_fdp,
     one_run_p_value,
 )
-from fedsim.audit.one_shot import one_shot_federated
-from fedsim.audit.per_step import epsilon_per_step, participation_p_value
+from fedsim.audit.estimation.one_shot import one_shot_federated
+from fedsim.audit.estimation.per_step import epsilon_per_step, participation_p_value
 
 __all__ = [
     "GDP",

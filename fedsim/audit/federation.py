@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from fedsim.audit.claim_tests import GUESSES, family_of, guess, p_values
 from fedsim.audit.estimators import (
     Estimate,
     epsilon_one_run,
@@ -32,7 +31,8 @@ from fedsim.audit.estimators import (
     epsilon_per_step,
     one_shot_federated,
 )
-from fedsim.audit.federated import Evidence
+from fedsim.audit.evidence.claim_tests import GUESSES, family_of, guess, p_values
+from fedsim.audit.evidence.federated import Evidence
 from fedsim.audit.verdict import POWER, Claim, Gap, Status, Verdict
 from fedsim.privacy import Mechanism, PrivacyClaim, smallest_noise
 from fedsim.privacy.accounting import account

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.audit.distinguishing import epsilon_distinguishing, power
-from fedsim.audit.pairs import Domain, Pair, as_pairs, worst_pairs
+from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, power
+from fedsim.audit.blackbox.pairs import Domain, Pair, as_pairs, worst_pairs
+from fedsim.audit.blackbox.running import Mechanism, run, runs_on, seeded
+from fedsim.audit.blackbox.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
+from fedsim.audit.blackbox.tier_b import gap_of, model_based
 from fedsim.audit.planner import fewest
-from fedsim.audit.running import Mechanism, run, runs_on, seeded
-from fedsim.audit.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
-from fedsim.audit.tier_b import gap_of, model_based
 from fedsim.audit.verdict import LEAST, POWER, Claim, ClaimLike, Verdict, decide
 from fedsim.errors import AuditError
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedsim.audit.blackbox.running import Vectorised
 from fedsim.audit.mechanism import Subject
-from fedsim.audit.running import Vectorised
 from fedsim.audit.verdict import Claim
 from fedsim.errors import AuditError
 from fedsim.privacy.accounting import Mechanism, epsilon

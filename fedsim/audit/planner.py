@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy.special import expit, ndtr, ndtri
 
-from fedsim.audit.distinguishing import epsilon_distinguishing, gaussian_mu, power
+from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, gaussian_mu, power
 from fedsim.audit.verdict import POWER
 from fedsim.errors import AuditError
 from fedsim.privacy.accounting import Mechanism, account, smallest_noise

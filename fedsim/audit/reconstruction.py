@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge, Reconstruction
-from fedsim.audit.baseline import Baseline, stranger
 from fedsim.audit.bounds import Kappa
-from fedsim.audit.comparison import Comparison, Outcome, compare, together
-from fedsim.audit.pairing import (
+from fedsim.audit.scores.baseline import Baseline, stranger
+from fedsim.audit.scores.comparison import Comparison, Outcome, compare, together
+from fedsim.audit.scores.pairing import (
     assign,
     certain_pairs,
     label_mismatch,
@@ -31,8 +31,8 @@ from fedsim.audit.pairing import (
     near_and_exact,
     pair_metrics,
 )
-from fedsim.audit.shares import Share
-from fedsim.audit.yardsticks import NEAR, Yardstick, yardstick
+from fedsim.audit.scores.shares import Share
+from fedsim.audit.scores.yardsticks import NEAR, Yardstick, yardstick
 from fedsim.errors import AttackError
 from fedsim.privacy.claim import PrivacyClaim
 

@@ -26,7 +26,9 @@ LARGEST = 2.0**38
 """The largest magnitude of a number, and of a sum of them."""
 PRIME = 2**521 - 1
 SECRET_BYTES = 32
-_SHARE_BYTES = 66
+SHARE_BYTES = 66
+SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
+"""Of two shares, sealed: nonce, shares, tag."""
 
 
 # --- fixed-point numbers --------------------------------------------------------------------------------------------
@@ -43,6 +45,8 @@ def from_words(words: Words) -> NDArray[np.float64]:
     """The numbers that a sum of words stands for."""
     return words.view(np.int64).astype(np.float64) * 2.0**-FRACTION
 
+
+_ANY_KEY = b"k" * SECRET_BYTES
 
 # --- masks ----------------------------------------------------------------------------------------------------------
 
@@ -72,6 +76,18 @@ def agree(private: bytes, public: bytes, purpose: str) -> bytes:
     return hashlib.blake2b(shared, digest_size=32, person=b"fedsim-secagg", key=purpose.encode()[:64]).digest()
 
 
+def usable(public: object) -> bool:
+    """Whether a public key can be agreed with, by everybody alike: not of another length, not a point of small order.
+
+    A private key of X25519 is a multiple of the cofactor, so a point of small order gives zero with every one of them.
+    """
+    try:
+        agree(_ANY_KEY, public, "")  # type: ignore[arg-type] # whatever somebody sends
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
 def seal(key: bytes, content: bytes, label: str) -> bytes:
     """Encrypt and authenticate, together with what it is for."""
     nonce = secrets.token_bytes(12)
@@ -82,8 +98,13 @@ def unseal(key: bytes, sealed: bytes, label: str) -> bytes:
     """What was sealed; a ValueError for what was not sealed by this key for this purpose."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], label.encode())
-    except InvalidTag:
+    except (InvalidTag, ValueError):  # a ValueError for what is shorter than its nonce
         raise ValueError("a share was changed on its way") from None
+
+
+def fingerprint(share: bytes, label: str) -> bytes:
+    """The SHA-256 by which a share is known again; it tells nothing of a share that cannot be guessed."""
+    return hashlib.sha256(label.encode() + b"|" + share).digest()
 
 
 # --- shares of a secret ---------------------------------------------------------------------------------------------
@@ -97,7 +118,7 @@ def split(secret: bytes, holders: Sequence[int], threshold: int) -> dict[int, by
     if not 1 <= threshold <= len(holders):
         raise ValueError(f"a threshold of {threshold} among {len(holders)} holders")
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
-    return {holder: _evaluate(coefficients, holder + 1).to_bytes(_SHARE_BYTES, "big") for holder in holders}
+    return {holder: _evaluate(coefficients, holder + 1).to_bytes(SHARE_BYTES, "big") for holder in holders}
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.audit.comparison import Comparison
-from fedsim.audit.shares import Share
+from fedsim.audit.scores.comparison import Comparison
+from fedsim.audit.scores.shares import Share
 from fedsim.report import words
 from fedsim.report.blocks import Cell, Drawing, Table
 from fedsim.report.figures import BLUE, GREEN, MUTED, ORANGE, legend_below, make_drawing

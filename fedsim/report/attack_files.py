@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedsim.audit.columns import columns_from_list
 from fedsim.audit.reconstruction import ReconstructionScore
-from fedsim.audit.shares import Share
+from fedsim.audit.scores.columns import columns_from_list
+from fedsim.audit.scores.shares import Share
 from fedsim.data.table import TableEncoding
 from fedsim.errors import RunError
 

@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge
-from fedsim.audit.perceptual import HIGHEST_PSNR
 from fedsim.audit.reconstruction import ItemScore
-from fedsim.audit.yardsticks import yardstick
+from fedsim.audit.scores.perceptual import HIGHEST_PSNR
+from fedsim.audit.scores.yardsticks import yardstick
 from fedsim.report.attack_files import AttackedUpdate, AttackFiles
 from fedsim.report.blocks import Pair, Pairs, Part, Picture, Pictures
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from fedsim.audit.comparison import Comparison, pooled
 from fedsim.audit.reconstruction import ReconstructionScore
-from fedsim.audit.shares import Share
+from fedsim.audit.scores.comparison import Comparison, pooled
+from fedsim.audit.scores.shares import Share
 from fedsim.report import words
 from fedsim.report.attack_figures import allowed_and_measured, reliability
 from fedsim.report.attack_files import AttackedUpdate, AttackFiles

@@ -16,8 +16,8 @@ from fedsim.audit.bounds import (
     rero_claim,
     tpr_at_fpr,
 )
-from fedsim.audit.comparison import pooled
-from fedsim.audit.shares import Share, clopper_pearson
+from fedsim.audit.scores.comparison import pooled
+from fedsim.audit.scores.shares import Share, clopper_pearson
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.report.audit_files import Audit, Counts

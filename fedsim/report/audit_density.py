@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import beta
 
-from fedsim.audit.bayesian import epsilon_bayesian, posterior_cdf
-from fedsim.audit.tradeoff import approximate_dp
+from fedsim.audit.estimation.bayesian import epsilon_bayesian, posterior_cdf
+from fedsim.audit.limits.tradeoff import approximate_dp
 from fedsim.audit.verdict import Claim
 from fedsim.privacy.loss import Floats
 from fedsim.privacy.rounding import rounded_down, rounded_up

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedsim.audit.membership import advantage_of_curve
-from fedsim.audit.tradeoff import Curve
+from fedsim.audit.limits.membership import advantage_of_curve
+from fedsim.audit.limits.tradeoff import Curve
 from fedsim.privacy.loss import Floats
 from fedsim.report.audit_files import Counts, Rates
 from fedsim.report.blocks import Cell, Drawing, Table

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedsim.audit.shares import Share
+from fedsim.audit.scores.shares import Share
 from fedsim.audit.verdict import Verdict
 from fedsim.errors import FedsimError, RunError
 from fedsim.privacy.claim import PrivacyClaim

@@ -8,9 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from fedsim.audit.bayesian import epsilon_bayesian
 from fedsim.audit.estimate import Estimate, Fixed, HeldOut
-from fedsim.audit.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
+from fedsim.audit.estimation.bayesian import epsilon_bayesian
+from fedsim.audit.limits.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.errors import FedsimError
 from fedsim.privacy.claim import PrivacyClaim

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fedsim.audit import coverage as c
-from fedsim.audit import known
+from fedsim.audit.calibration import coverage as c
+from fedsim.audit.calibration import known
+from fedsim.audit.calibration.known import Known
 from fedsim.audit.estimate import Estimate
 from fedsim.audit.estimators import epsilon_point, posterior_cdf
-from fedsim.audit.known import Known
 
 AUDITS = 300  # 1,000 where slow tests run, and by `make calibrate`
 TIED = [known.correlated(p) for p in (0.06, 0.1, 0.3)]

@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 from scipy.stats import binom, nct, norm
 
 from fedsim.audit import estimators as e
-from fedsim.audit.counts import gdp_epsilon
-from fedsim.audit.gaussian_estimators import noncentrality_lower
-from fedsim.audit.one_run import fdp_rejects
+from fedsim.audit.estimation.counts import gdp_epsilon
+from fedsim.audit.estimation.gaussian import noncentrality_lower
+from fedsim.audit.estimation.one_run import fdp_rejects
 from fedsim.privacy.loss import COARSE, ROUGH
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "audit.json"

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedsim.audit import estimators as e
-from fedsim.audit.one_run import fdp_rejects
-from fedsim.audit.tradeoff import approximate_dp, gaussian
+from fedsim.audit.estimation.one_run import fdp_rejects
+from fedsim.audit.limits.tradeoff import approximate_dp, gaussian
 
 trials = st.integers(1, 2000)
 deltas = st.sampled_from([0.0, 1e-6, 1e-4, 1e-2])

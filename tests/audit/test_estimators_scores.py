@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedsim.audit import estimators as e
-from fedsim.audit.counts import gdp_epsilon
+from fedsim.audit.estimation.counts import gdp_epsilon
 from fedsim.errors import AuditError
 from fedsim.privacy import Mechanism, epsilon
 from fedsim.privacy.loss import COARSE

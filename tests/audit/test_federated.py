@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.audit.canaries import MARKS, MarkedData, random_places, update_canaries
-from fedsim.audit.claim_tests import guess, p_values
-from fedsim.audit.federated import Evidence, example_evidence, log_likelihood_ratio
-from fedsim.audit.federated_clients import client_evidence
+from fedsim.audit.evidence.canaries import MARKS, MarkedData, random_places, update_canaries
+from fedsim.audit.evidence.claim_tests import guess, p_values
+from fedsim.audit.evidence.clients import client_evidence
+from fedsim.audit.evidence.federated import Evidence, example_evidence, log_likelihood_ratio
+from fedsim.audit.evidence.transcript import transcript_evidence
 from fedsim.audit.federation import Finding, judge, trade_off
-from fedsim.audit.transcript_evidence import transcript_evidence
 from fedsim.errors import AuditError
 from fedsim.privacy import Mechanism, PrivacyClaim, account
 from fedsim.randomness import ClientRandomness
@@ -236,7 +236,7 @@ def test_a_broken_federation_is_found(
 def _client_finding(monkeypatch: pytest.MonkeyPatch, sums: bool, noise: float) -> Finding:
     defence = {**CLIENTS["defence"], "secure_aggregation": sums}
     if noise != 1:
-        import fedsim.audit.federated_clients as clients
+        import fedsim.audit.evidence.clients as clients
 
         protect = clients.protect
 

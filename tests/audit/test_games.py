@@ -8,10 +8,10 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from fedsim.audit.arena import Arena
 from fedsim.audit.games import GAMES, bounded_by, game_named, is_bounded_by_dp, relations
-from fedsim.audit.players import PLAYERS, UNPLAYABLE
-from fedsim.audit.playing import Trials, judge_trials, play, play_and_judge
+from fedsim.audit.playing.arena import Arena
+from fedsim.audit.playing.players import PLAYERS, UNPLAYABLE
+from fedsim.audit.playing.trials import Trials, judge_trials, play, play_and_judge
 from fedsim.audit.verdict import Claim
 from fedsim.errors import AuditError
 from fedsim.scenario import GameName, Scenario

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import fedsim.audit
-from fedsim.audit.distinguishing import power
+from fedsim.audit.blackbox.distinguishing import power
+from fedsim.audit.blackbox.outputs import Raised, read
+from fedsim.audit.blackbox.pairs import Domain, worst_pairs
+from fedsim.audit.blackbox.running import Vectorised
 from fedsim.audit.mechanism import Subject, audit_mechanism, audit_target
 from fedsim.audit.mechanisms import included, ridge_bounds, ridge_solution
-from fedsim.audit.outputs import Raised, read
-from fedsim.audit.pairs import Domain, worst_pairs
-from fedsim.audit.running import Vectorised
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.errors import AuditError
 
@@ -340,3 +340,7 @@ def test_a_refusal_that_depends_on_a_record_is_a_leak() -> None:
 
 def test_the_power_does_not_depend_on_an_odd_number_of_runs() -> None:
     assert power(2.0, 1.0, 0.0, 1001) == pytest.approx(power(2.0, 1.0, 0.0, 1000), abs=0.02)
+
+
+def test_every_public_name_is_where_the_package_says() -> None:
+    assert all(getattr(fedsim.audit, name).__name__ == name for name in fedsim.audit.__all__)

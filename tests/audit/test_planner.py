@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsim.audit.distinguishing import power
+from fedsim.audit.blackbox.distinguishing import power
 from fedsim.audit.planner import fewest, plan, rounds_to_prove, trials_to_catch, trials_to_prove
 from fedsim.errors import AuditError
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge, Reconstruction
 from fedsim.audit.bounds import kappa_uniform, rero_gaussian
-from fedsim.audit.comparison import Comparison, Outcome, compare, pooled
-from fedsim.audit.perceptual import HIGHEST_PSNR, gradient_distance, mean_squared_error, psnr, ssim
 from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, score
-from fedsim.audit.shares import Share, clopper_pearson
-from fedsim.audit.yardsticks import rouge_l, rouge_n
+from fedsim.audit.scores.comparison import Comparison, Outcome, compare, pooled
+from fedsim.audit.scores.perceptual import HIGHEST_PSNR, gradient_distance, mean_squared_error, psnr, ssim
+from fedsim.audit.scores.shares import Share, clopper_pearson
+from fedsim.audit.scores.yardsticks import rouge_l, rouge_n
 from fedsim.data.table import CategoricalColumn, NumericColumn, TableEncoding
 from fedsim.errors import AttackError, PrivacyError
 from fedsim.privacy import OUTSIDER, PrivacyClaim

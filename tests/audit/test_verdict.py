@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedsim.audit.distinguishing import epsilon_distinguishing, gaussian_mu, p_value, power
+from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, gaussian_mu, p_value, power
 from fedsim.audit.estimate import Estimate
 from fedsim.audit.verdict import Claim, Gap, Verdict, decide
 from fedsim.errors import AuditError

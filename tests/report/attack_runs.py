@@ -15,8 +15,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor, nn
 
 from fedsim.attacks.observation import Knowledge, Reconstruction
-from fedsim.audit.columns import columns_to_list
 from fedsim.audit.reconstruction import score
+from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import CategoricalColumn, NumericColumn, TableEncoding
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import read_run_files

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.audit.federated import Evidence
+from fedsim.audit.evidence.federated import Evidence
 from fedsim.audit.federation import judge
 from fedsim.audit.games import game_named
 from fedsim.audit.one_run_sum import Setting, play, summarise
-from fedsim.audit.playing import Trials, judge_trials
+from fedsim.audit.playing.trials import Trials, judge_trials
 from fedsim.audit.verdict import Claim
 from fedsim.privacy import Mechanism, PrivacyClaim, account
 

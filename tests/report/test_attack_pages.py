@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from fedsim.attacks.observation import Reconstruction
-from fedsim.audit.shares import Share
+from fedsim.audit.scores.shares import Share
 from fedsim.errors import RunError
 from fedsim.report import read_run_files, write_report
 from fedsim.report.attack_figures import binned
