@@ -186,8 +186,11 @@ def _resume(name: str | None, overrides: list[str] | None, out: Path | None, fol
         )
     from fedsim import screen
     from fedsim.federation.run import resume
+    from fedsim.scenario_file import load_scenario
 
-    with screen.showing_progress(quiet=quiet) as progress:
+    known = folder / "scenario.yaml"
+    rounds = load_scenario(known).rounds if known.is_file() else None
+    with screen.showing_progress(quiet=quiet, rounds=rounds) as progress:
         try:
             return resume(folder, progress=progress)
         except KeyboardInterrupt:

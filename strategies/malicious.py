@@ -140,9 +140,13 @@ def malicious(strategy: type[FedAvg], forge: Forge) -> type[FedAvg]:
 
 def sent_models(messages: Sequence[Message], layout: Layout) -> dict[int, Tensor]:
     """The model (P,) that went to each node; the same object for those that got the same."""
-    records: dict[int, Tensor] = {}
+    models: dict[int, Tensor] = {}
+    sent = {}
     for message in messages:
-        record = message.content.array_records["arrays"]
-        if id(record) not in records:
-            records[id(record)] = to_flat(record, layout)
-    return {m.metadata.dst_node_id: records[id(m.content.array_records["arrays"])] for m in messages}
+        record = message.content["arrays"]
+        if not isinstance(record, ArrayRecord):
+            raise TypeError("a model is sent as an ArrayRecord")
+        if id(record) not in models:
+            models[id(record)] = to_flat(record, layout)
+        sent[message.metadata.dst_node_id] = models[id(record)]
+    return sent

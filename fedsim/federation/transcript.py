@@ -127,43 +127,50 @@ class Transcript:
 
     def model(self, round_: int, client: int | None = None) -> dict[str, Tensor]:
         """The model that was sent in a round, to a client; without one (a sum), what all clients' were made from."""
-        file = f"round-{round_:05d}-sent.safetensors"
+        file = self._file(round_, "sent")
         own = f"client-{client}"
         return self._tensors(file, own if client is not None and self._holds(file, own) else "model")
 
     def update(self, round_: int, client: int) -> dict[str, Tensor]:
         """The update (or gradient) that a client sent in a round."""
-        return self._tensors(f"round-{round_:05d}-received.safetensors", f"client-{client}")
+        return self._tensors(self._file(round_, "received"), f"client-{client}")
 
     def sum(self, round_: int) -> dict[str, Tensor]:
         """The sum of a round's updates, under secure aggregation."""
-        return self._tensors(f"round-{round_:05d}-received.safetensors", "sum")
+        return self._tensors(self._file(round_, "received"), "sum")
 
     def verify(self) -> int:
         """Check every kept message against its SHA-256; the number of messages that were checked."""
         checked = 0
         for line in self.messages():
             if line.file and line.sha256:
-                tensors = self._tensors(line.file, key_of(line))
+                tensors = self._tensors(self._file(line.round, line.direction), key_of(line))
                 if sha256(torch.cat([tensor.flatten() for tensor in tensors.values()])) != line.sha256:
                     raise RunError(f"{self.folder / line.file} is damaged: {key_of(line)} does not have its SHA-256")
                 checked += 1
         return checked
 
+    def _file(self, round_: int, direction: str) -> str:
+        """The file of a round's tensors; if there is none, an error says why."""
+        file = f"round-{round_:05d}-{direction}.safetensors"
+        if not (self.folder / file).is_file():
+            last = max((line.round for line in self.messages()), default=0)
+            if not 1 <= round_ <= last:
+                raise RunError(f"round {round_} is not in the transcript {self.folder}, which ends with round {last}")
+            raise RunError(
+                f"{self.folder / file} was not kept; raise adversary.keep_rounds in the scenario and run again"
+            )
+        return file
+
     def _holds(self, file: str, key: str) -> bool:
-        path = self.folder / file
-        if not path.is_file():
-            return False
-        with safe_open(path, framework="pt") as tensors:
+        with safe_open(self.folder / file, framework="pt") as tensors:
             return f"{key}/{next(iter(self.shapes))}" in tensors.keys()  # noqa: SIM118 - not a mapping
 
     def _tensors(self, file: str, key: str) -> dict[str, Tensor]:
         path = self.folder / file
-        if not path.is_file():
-            raise RunError(f"{path} was not kept; raise adversary.keep_rounds in the scenario and run again")
+        if not self._holds(file, key):
+            raise RunError(f"{path} does not hold {key}; see adversary.keep_clients and defence.secure_aggregation")
         with safe_open(path, framework="pt") as tensors:
-            if f"{key}/{next(iter(self.shapes))}" not in tensors.keys():  # noqa: SIM118 - not a mapping
-                raise RunError(f"{path} does not hold {key}; see adversary.keep_clients and defence.secure_aggregation")
             return {name: tensors.get_tensor(f"{key}/{name}") for name in self.shapes}
 
 

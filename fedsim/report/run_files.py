@@ -85,6 +85,7 @@ class Summary(_Line):
     population: int | None = None
     input_shape: tuple[int, ...] = ()
     model_text: str = ""
+    notes: tuple[str, ...] = ()
     partition: PartitionPicture = PartitionPicture()
     cohorts: tuple[tuple[int, ...], ...] = ()
 

@@ -18,7 +18,7 @@ from fedsim.report import words
 from fedsim.report.attack_comparison import attacks_compared
 from fedsim.report.attack_pages import attack_pages
 from fedsim.report.audit_pages import audit_pages
-from fedsim.report.blocks import Cell, Definitions, Drawing, Paragraph, Section, Source, Table
+from fedsim.report.blocks import Bullets, Cell, Definitions, Drawing, Paragraph, Section, Source, Table
 from fedsim.report.figures import BLUE, GREEN, ORANGE, fill_cells, make_drawing, round_axis
 from fedsim.report.privacy_spent import privacy_spent
 from fedsim.report.run_files import PartitionPicture, RunFiles
@@ -31,7 +31,8 @@ def what_ran(run: RunFiles) -> Section:
     """The scenario in words, and as it was resolved."""
     source = Source("The scenario as it ran (scenario.yaml)", run.scenario_text)
     model = (Source("The model, layer by layer", run.summary.model_text),) if run.summary.model_text else ()
-    return Section("what-ran", "What ran", (Definitions(words.describe(run)), source, *model))
+    notes = (Bullets("To know beforehand", run.summary.notes),) if run.summary.notes else ()
+    return Section("what-ran", "What ran", (Definitions(words.describe(run)), *notes, source, *model))
 
 
 def learning(run: RunFiles) -> Section | None:

@@ -159,6 +159,11 @@ class _Watch(TorchDispatchMode):
         self.elements = 0
         self.pointwise: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and PyTorch would import its compiler only to keep it away (seconds)."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):

@@ -62,6 +62,8 @@ def test_the_ground_truth_is_kept_apart(tmp_path: Path) -> None:
 
 def test_damage_and_absence_are_told(tmp_path: Path) -> None:
     result = run(tmp_path, keep_rounds=1)
+    with pytest.raises(RunError, match="round 99 is not in the transcript"):
+        result.transcript.update(99, 0)
     with pytest.raises(RunError, match="was not kept"):
         result.transcript.model(2)
     file = result.path / "transcript" / "round-00001-received.safetensors"

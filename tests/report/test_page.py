@@ -122,7 +122,12 @@ def test_figures_are_wellformed_named_and_explained(any_report: Path) -> None:
 def test_untrusted_text_is_escaped(make_run: Make, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "dp", question=EVIL)
     summary = json.loads((run / "summary.json").read_text())
-    summary |= {"model_text": f"</code></pre>{EVIL}", "class_names": [EVIL, "$\\frac{", "]]>", "=1+1", *"456789"]}
+    summary |= {
+        "model_text": f"</code></pre>{EVIL}",
+        "notes": [f"a note {EVIL}"],
+        "class_names": [EVIL, "$\\frac{", "]]>", "=1+1", *"456789"],
+    }
+    summary["notes"] = [f"to know: {EVIL}"]
     (run / "summary.json").write_text(json.dumps(summary))
     messages = run / "transcript" / "messages.jsonl"
     failure = {"round": 1, "direction": "received", "kind": "error", "client": 1, "reason": EVIL}
@@ -137,6 +142,7 @@ def test_untrusted_text_is_escaped(make_run: Make, tmp_path: Path) -> None:
     assert "img" not in blocks.tags
     assert "&lt;script&gt;alert(1)" in text
     assert "{{ 7*7 }}" in text
+    assert any("to know:" in shown for shown in blocks.texts)
     assert any("$\\frac{" in shown for shown in blocks.texts)
     csv = (run / "figures" / "partition.csv").read_text()
     assert "class =1+1" in csv.splitlines()[0]
