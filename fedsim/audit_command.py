@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.errors import AuditError
 
 if TYPE_CHECKING:
+    from fedsim.audit.blackbox.search import Count
     from fedsim.federation.run import Run
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -21,24 +22,48 @@ def is_function(target: str) -> bool:
     return bool(_FUNCTION.fullmatch(target)) and not Path(target).exists()
 
 
-def audit_function(target: str, options: Mapping[str, Any], as_json: bool) -> None:
-    """Audit module:function, and show the verdict."""
+def audit_function(
+    target: str, options: Mapping[str, Any], as_json: bool, out: Path | None = None, no_report: bool = False
+) -> None:
+    """Audit module:function, show the verdict, and keep it in the folder `out` with its report, if there is one."""
     import sys
 
     from fedsim import screen
     from fedsim.audit_screen import verdict_rows
 
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise AuditError(f"--out {out} exists already, and nothing is overwritten; name a new folder")
     sys.path.insert(0, str(Path.cwd()))  # a console script does not have the working directory on its path
     try:
-        from fedsim.audit.mechanism import audit_target
+        from fedsim.audit.mechanism import examine_target
 
-        verdict = audit_target(target, **options)
+        verdict, count = examine_target(target, **options)
     finally:
         sys.path.remove(str(Path.cwd()))
+    found = {"target": target, "sentence": verdict.sentence(), "verdict": verdict.to_dict()}
+    written = None if out is None else _keep(found, count, options, out, no_report)
     if as_json:
-        screen.show_json({"target": target, "sentence": verdict.sentence(), "verdict": verdict.to_dict()})
+        screen.show_json({**found, "report": str(written) if written else None})
     else:
-        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict())])
+        last = [("report", str(written) if written else "none; with --out FOLDER there is a page with figures")]
+        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict()), *last])
+
+
+def _keep(
+    found: Mapping[str, Any], count: Count | None, options: Mapping[str, Any], out: Path, no_report: bool
+) -> Path | None:
+    """Write audit.json, as of a run, and the report to a new folder; the path of the report."""
+    from fedsim.audit.blackbox.tier_b import numbers_of
+    from fedsim.auditing import write_audits
+
+    out.mkdir(parents=True, exist_ok=True)
+    numbers = {} if count is None else numbers_of(count)
+    write_audits(out, found["target"], [{"kind": "mechanism", "settings": dict(options), **found, "numbers": numbers}])
+    if no_report:
+        return None
+    from fedsim.report import write_report
+
+    return write_report(out)
 
 
 def open_target(

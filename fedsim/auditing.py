@@ -8,7 +8,7 @@ audited is the scenario of a run, by the code that ran it, and not the luck of t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,15 @@ def audit_run(run: Run, scenario: Scenario | None = None, *, progress: Progress 
     The audits are those of `scenario`, by default the run's own; where there are none, those that fit its claim.
     """
     scenario = scenario or run.scenario
-    audits = audit_scenario(scenario, run=run, progress=progress)
-    path = run.path / FILE
+    return write_audits(run.path, scenario.name, audit_scenario(scenario, run=run, progress=progress))
+
+
+def write_audits(folder: Path, name: str, audits: Sequence[Mapping[str, Any]]) -> Path:
+    """Write what audits found to a folder, whole or not at all."""
+    path = folder / FILE
     if path.exists() and not path.is_file():
         raise RunError(f"{path} is in the way: results are written to a file of that name; move it away")
-    document = {"fedsim": fedsim.__version__, "scenario": scenario.name, "audits": audits}
+    document = {"fedsim": fedsim.__version__, "scenario": name, "audits": list(audits)}
     write_durably(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     return path
 

@@ -305,9 +305,9 @@ def report(
     """Write the report of a run again."""
     import fedsim
     from fedsim import screen
-    from fedsim.report import write_report
+    from fedsim.report import holds_only_audits, write_report
 
-    path = write_report(fedsim.open_run(folder).path)
+    path = write_report(folder if holds_only_audits(folder) else fedsim.open_run(folder).path)
     if as_json:
         screen.show_json({"report": str(path)})
     else:
@@ -384,7 +384,7 @@ def audit(
         typer.Option("--audit", metavar="KIND", help="An audit, or its settings in YAML; can be repeated."),
     ] = None,
     overrides: SetOption = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The folder of a scenario's run.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A new folder for what is written.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The ε that module:function claims.")] = None,
     delta: Annotated[float | None, typer.Option(help="The δ that module:function claims.")] = None,
     adjacency: Annotated[AdjacencyName | None, typer.Option(help="What neighbours differ by.")] = None,
@@ -405,7 +405,7 @@ def audit(
                "trials": trials, "confidence": confidence, "seed": seed}  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     if audit_command.is_function(target):
-        audit_command.audit_function(target, given, as_json)
+        audit_command.audit_function(target, given, as_json, out, no_report)
         return
     finished = audit_command.open_target(target, given, overrides or (), audits or (), out)
     finished = finished or _run(target, overrides, out, as_json)

@@ -70,6 +70,17 @@ def test_a_function_is_audited(
     found = document(capsys, "audit", *words)
     assert found["verdict"]["status"] == "violated"
     assert found["verdict"]["claim"]["adjacency"] == "add/remove"
+    assert found["report"] is None
+    kept = document(capsys, "audit", *words, "--out", "kept")
+    assert {**kept, "report": None} == found
+    page = Path(kept["report"]).read_text()
+    assert "the mechanism nothing_private:total" in page
+    assert "The trade-off" in page
+    assert main(["report", "kept"]) == 0
+    assert Path("kept/report.html").read_text() == page
+    capsys.readouterr()
+    assert main(["audit", *words, "--out", "kept"]) == 2
+    assert "--out kept exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

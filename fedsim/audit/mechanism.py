@@ -82,6 +82,21 @@ def audit_mechanism(
             (Mironov 2012), which is true, and seldom the question.
     """
     subject = _subject(mechanism, claim, pairs, domain, like)
+    return examine(subject, trials=trials, confidence=confidence, seed=seed, factor=factor, exact_floats=exact_floats)[
+        0
+    ]
+
+
+def examine(
+    subject: Subject,
+    *,
+    trials: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    factor: float = 2.0,
+    exact_floats: bool = False,
+) -> tuple[Verdict, Count | None]:
+    """The verdict of `audit_mechanism`, and the count that it rests on; None where there was nothing to count."""
     if not 0 < confidence < 1:
         raise AuditError(f"confidence is {confidence!r}; it must lie between 0 and 1, such as 0.95")
     if factor <= 1:
@@ -95,8 +110,8 @@ def audit_mechanism(
         pairs = _pairs(subject, budget)
         count_in_stages(audit, search(audit, pairs, budget), budget)
         if not audit.counts and not _always_the_same(audit, pairs):
-            return _unread(audit, factor)
-    return _verdict(audit, subject, budget, factor)
+            return _unread(audit, factor), None
+    return _verdict(audit, subject, budget, factor), audit.best()[0] if audit.counts else None
 
 
 def _subject(
@@ -224,28 +239,31 @@ def _settle(caught: Callable[[int], float]) -> str:
     return f"About {needed:,} runs would settle it."
 
 
-def audit_target(
+def examine_target(
     target: str,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
     adjacency: str | None = None,
     unit: str | None = None,
-    trials: int | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
+    domain: tuple[float, float] | None = None,
     **options: Any,
-) -> Verdict:
-    """The audit of "module:function": a mechanism, a `Subject`, or a function that makes one without arguments."""
-    subject = load_target(target)
-    if isinstance(subject, Subject):
+) -> tuple[Verdict, Count | None]:
+    """`examine` for "module:function": a mechanism, a `Subject`, or a function that makes one without arguments."""
+    found = load_target(target)
+    if isinstance(found, Subject):
         changes: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit}
-        claim = dataclasses.replace(subject.claim, **{k: v for k, v in changes.items() if v is not None})
+        claim = dataclasses.replace(found.claim, **{k: v for k, v in changes.items() if v is not None})
     elif epsilon is None:
         raise AuditError(f"epsilon is missing; {target} is a plain function, so say what it claims")
     else:
         claim = Claim(epsilon, delta or 0.0, unit or "example", adjacency or "add/remove")  # type: ignore[arg-type]
-    return audit_mechanism(subject, claim, trials=trials, confidence=confidence, seed=seed, **options)
+    return examine(_subject(found, claim, None, domain, None), **options)
+
+
+def audit_target(target: str, **options: Any) -> Verdict:
+    """The verdict on "module:function"; the options are those of `examine_target`, the claim's numbers first of all."""
+    return examine_target(target, **options)[0]
 
 
 def load_target(target: str) -> Mechanism | Subject:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fedsim.report.blocks import Block, Bullets, Definitions, Drawing, Fact, Paragraph, Section, Source, Table
-from fedsim.report.page import write_report
+from fedsim.report.page import holds_only_audits, write_report
 from fedsim.report.run_files import RunFiles, read_run_files
 from fedsim.report.sections import SECTIONS
 
@@ -20,6 +20,7 @@ __all__ = [
     "Section",
     "Source",
     "Table",
+    "holds_only_audits",
     "read_run_files",
     "write_report",
 ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fedsim.audit.bounds import (
     amplified,
@@ -20,9 +20,9 @@ from fedsim.audit.scores.comparison import pooled
 from fedsim.audit.scores.shares import Share, clopper_pearson
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.privacy.rounding import rounded_down, rounded_up
+from fedsim.report.attack_files import AttackFiles
 from fedsim.report.audit_files import Audit, Counts
 from fedsim.report.blocks import Table
-from fedsim.report.run_files import RunFiles
 
 EVEN = (0.5, 0.5)
 ALARMS = (0.001, 0.01, 0.1)
@@ -43,12 +43,16 @@ PARTS = {
 }
 
 
-def bounds_table(run: RunFiles, audit: Audit) -> Table | None:
+def bounds_table(audit: Audit, attacks: Sequence[AttackFiles]) -> Table | None:
     """Every notion of success that the claim bounds, with what was measured of it."""
     verdict = audit.verdict
     if verdict is None:
         return None
-    rows = (*_membership(audit, verdict.claim), *_attribute(verdict.claim), *_reconstruction(run, audit, verdict.claim))
+    rows = (
+        *_membership(audit, verdict.claim),
+        *_attribute(verdict.claim),
+        *_reconstruction(audit, attacks, verdict.claim),
+    )
     return Table(f"What {verdict.claim} allows, and what was achieved", COLUMNS, rows, NOTE)
 
 
@@ -76,9 +80,9 @@ def _attribute(claim: Claim) -> Iterator[Row]:
     yield _row("the same, beyond the same guesses about somebody else", more, None, (None, None), kind)
 
 
-def _reconstruction(run: RunFiles, audit: Audit, claim: Claim) -> Iterator[Row]:
+def _reconstruction(audit: Audit, attacks: Sequence[AttackFiles], claim: Claim) -> Iterator[Row]:
     said = f"ε ≤ {rounded_up(claim.epsilon)} at δ = {claim.delta:g} per {claim.unit} ({claim.adjacency})"
-    scores = [score for files in run.attacks for score in files.scores]
+    scores = [score for files in attacks for score in files.scores]
     for one in pooled([comparison for score in scores for comparison in score.comparisons]):
         if one.claim == said:
             kind = f"from {one.rests_on}; blind guessing {rounded_up(100 * one.kappa, 1)} %"

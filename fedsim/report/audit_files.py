@@ -157,6 +157,8 @@ class Audit(_Object):
     """One audit. Without a claim that bears on what was played there is no verdict."""
 
     kind: str
+    target: str = ""
+    """Of a mechanism, module:function."""
     settings: dict[str, Any] = {}
     sentence: str
     verdict: Verdict | None = None
@@ -164,7 +166,9 @@ class Audit(_Object):
 
     @property
     def name(self) -> str:
-        """For headings: a game by its own name."""
+        """For headings: a game and a mechanism by their own names."""
+        if self.target:
+            return f"the mechanism {self.target}"
         return f"the game {self.numbers.game.name}" if self.numbers.game else self.kind.replace("-", " ")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fedsim.audit.estimate import Estimate, Fixed, HeldOut
 from fedsim.audit.estimation.bayesian import epsilon_bayesian
@@ -16,6 +16,7 @@ from fedsim.errors import FedsimError
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
 from fedsim.report import words
+from fedsim.report.attack_files import AttackFiles
 from fedsim.report.audit_bounds import bounds_table, gap_table, sides
 from fedsim.report.audit_density import density_figure
 from fedsim.report.audit_estimates import curves_named, estimates_figure
@@ -24,7 +25,6 @@ from fedsim.report.audit_files import Audit
 from fedsim.report.audit_sum import sum_blocks
 from fedsim.report.blocks import Block, Bullets, Definitions, Fact, Paragraph, Section
 from fedsim.report.privacy_spent import full_claim
-from fedsim.report.run_files import RunFiles
 
 DEEDS = {
     "example-canaries": "Some examples of the audited clients gave way to canaries, each present by a fair coin, with"
@@ -34,6 +34,8 @@ DEEDS = {
     "transcript": "No canaries: the auditor looks for the examples of the run themselves, in the updates that its"
     " transcript keeps.",
     "game": "Many models were trained, each in one of two worlds as a fair coin said, and the adversary guesses which.",
+    "mechanism": "The mechanism was run many times on neighbouring data sets, each time on one of two as a fair coin"
+    " said. The auditor learned on some runs what tells the outputs apart, and counted it on others.",
     "one-run-sum": "Unit vectors are each added to a sum by a fair coin, with Gaussian noise; the auditor guesses from"
     " the noisy sum which were in. Of the scenario only the seed matters.",
 }
@@ -47,14 +49,14 @@ _TELLING = ("violated", "consistent", "inconclusive")
 """A verdict that is inconclusive says nothing against one that is not."""
 
 
-def audit_pages(run: RunFiles) -> tuple[Section, ...]:
-    """One section for each audit of the run."""
-    return tuple(_page(run, audit, number, len(run.audits)) for number, audit in enumerate(run.audits, start=1))
+def audit_pages(audits: Sequence[Audit], attacks: Sequence[AttackFiles] = ()) -> tuple[Section, ...]:
+    """One section for each audit; the attacks on the same run stand beside the bounds."""
+    return tuple(_page(audit, attacks, number, len(audits)) for number, audit in enumerate(audits, start=1))
 
 
-def audit_facts(run: RunFiles) -> tuple[Fact, ...]:
+def audit_facts(audits: Sequence[Audit]) -> tuple[Fact, ...]:
     """For the row at the top: what became of the claim for each unit, with what was proved of both tiers."""
-    judged = [(audit, audit.verdict) for audit in run.audits if audit.verdict is not None]
+    judged = [(audit, audit.verdict) for audit in audits if audit.verdict is not None]
     units = dict.fromkeys(verdict.claim.unit for _, verdict in judged)
     return tuple(_fact([pair for pair in judged if pair[1].claim.unit == unit]) for unit in units)
 
@@ -82,14 +84,14 @@ def _sure(estimate: Estimate) -> str:
     return "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g} % confidence"
 
 
-def _page(run: RunFiles, audit: Audit, number: int, total: int) -> Section:
+def _page(audit: Audit, attacks: Sequence[AttackFiles], number: int, total: int) -> Section:
     anchor, verdict = f"audit-{number}", audit.verdict
     tone = "warning" if verdict is not None and verdict.status == "violated" else "note"
     blocks: list[Block | None] = [
         Paragraph(DEEDS.get(audit.kind, f"The audit is called {audit.kind}.")),
         Paragraph(audit.sentence, tone),  # type: ignore[arg-type]
         Definitions(tuple(_words(audit)), "The verdict") if verdict is not None else None,
-        *_bounds(run, audit, anchor),
+        *_bounds(audit, attacks, anchor),
         *_errors(audit, anchor),
         *sum_blocks(anchor, audit.numbers.rows, audit.numbers.outcomes),
         *_assumptions(audit),
@@ -123,7 +125,7 @@ def _words(audit: Audit) -> Iterable[tuple[str, str]]:
         "Power",
         (
             f"a mechanism of {verdict.factor:g} times the claimed ε would have been caught with probability"
-            f" {math.floor(100 * verdict.power) / 100:.2f}"
+            f" {rounded_down(verdict.power, 2)}"
         ),
     )
     if verdict.evidence:
@@ -162,12 +164,12 @@ def _assumptions(audit: Audit) -> list[Block]:
 # --- figures and tables ---------------------------------------------------------------------------------------------
 
 
-def _bounds(run: RunFiles, audit: Audit, anchor: str) -> list[Block | None]:
+def _bounds(audit: Audit, attacks: Sequence[AttackFiles], anchor: str) -> list[Block | None]:
     verdict = audit.verdict
     if verdict is None:
         return []
     drawing = estimates_figure(anchor, verdict.claim, _estimates(audit, verdict))
-    return [drawing, gap_table(verdict), bounds_table(run, audit)]
+    return [drawing, gap_table(verdict), bounds_table(audit, attacks)]
 
 
 def _estimates(audit: Audit, verdict: Verdict) -> list[Estimate]:
@@ -176,7 +178,7 @@ def _estimates(audit: Audit, verdict: Verdict) -> list[Estimate]:
     if counts is None or not counts.usable or any("Bayesian" in one.method for one in verdict.estimates):
         return list(verdict.estimates)
     cells = counts.tp, counts.fp, counts.tn, counts.fn
-    selection = HeldOut() if audit.kind == "game" else Fixed()
+    selection = HeldOut() if audit.kind in ("game", "mechanism") else Fixed()
     found = epsilon_bayesian(*cells, verdict.claim.delta, verdict.confidence, selection=selection)
     return [*verdict.estimates, found]
 
@@ -199,7 +201,7 @@ def _errors(audit: Audit, anchor: str) -> list[Block | None]:
 def _views(audit: Audit, claim: Claim | None) -> Iterable[View]:
     numbers, full = audit.numbers, audit.numbers.claim
     ins, outs = sides(audit)
-    title = audit.name if audit.kind == "game" else "the whole run"
+    title = audit.name if audit.kind in ("game", "mechanism") else "the whole run"
     allowed = None if claim is None else approximate_dp(claim.epsilon, claim.delta)
     counts = tuple(found for found in (numbers.counts, numbers.counts_guessed) if found is not None)
     whole = View(title, numbers.trade_off, allowed, "its (ε, δ)", counts=counts, least=_least(ins, outs))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a run: one HTML file that needs nothing else, and its figures as files of their own beside it."""
+"""The report of a run, or of an audited function: one HTML file that needs nothing else, with its figures beside it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from markupsafe import Markup
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
 from fedsim.report.attack_files import total_right
-from fedsim.report.audit_pages import audit_facts
+from fedsim.report.audit_files import FILE as AUDIT_FILE
+from fedsim.report.audit_files import Audit, read_audit_file
+from fedsim.report.audit_pages import audit_facts, audit_pages
 from fedsim.report.blocks import Fact, Section
 from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
@@ -32,25 +36,52 @@ button.addEventListener("click", () => { document.documentElement.dataset.theme 
 """
 
 
-def write_report(run_path: Path) -> Path:
-    """Write `report.html` and `figures/` into a run folder, from the folder's files alone; the path of the page.
+@dataclass(frozen=True)
+class Page:
+    """What a report says."""
 
-    The same folder gives the same bytes. A run that is still growing gives a report that says so.
+    name: str
+    facts: tuple[Fact, ...]
+    sections: tuple[Section, ...]
+    question: str = ""
+    status: str = ""
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` and `figures/` into a folder, from its files alone; the path of the page.
+
+    The folder is that of a run, or of the audit of a function. The same folder gives the same bytes. A run that is
+    still growing gives a report that says so.
     """
-    run = read_run_files(run_path)
-    sections = sections_of(run)
-    figures = run_path / "figures"
+    page = page_of_audits(read_audit_file(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
+    figures = folder / "figures"
     figures.mkdir(exist_ok=True)
-    for section in sections:
+    for section in page.sections:
         for drawing in section.drawings:
             _write(figures / f"{drawing.name}.svg", drawing.standalone)
             _write(figures / f"{drawing.name}.csv", drawing.data.csv)
-    page = run_path / "report.html"
-    _write(page, render(run, sections))
-    return page
+    path = folder / "report.html"
+    _write(path, render(page))
+    return path
 
 
-def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
+def holds_only_audits(folder: Path) -> bool:
+    """Whether a folder is that of the audit of a function, and of no run."""
+    return (folder / AUDIT_FILE).is_file() and not (folder / "scenario.yaml").exists()
+
+
+def page_of(run: RunFiles) -> Page:
+    """The report of a run."""
+    return Page(run.scenario.name, facts(run), sections_of(run), run.scenario.question, status(run))
+
+
+def page_of_audits(audits: Sequence[Audit]) -> Page:
+    """The report of functions that were audited."""
+    name = ", ".join(dict.fromkeys(audit.target for audit in audits)) or "audit"
+    return Page(name, audit_facts(audits), audit_pages(audits), "Does it keep its privacy claim?")
+
+
+def render(page: Page) -> str:
     """The page as text. Everything from the run is escaped; only our own style, script and SVG are taken as is."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = words.number
@@ -60,10 +91,7 @@ def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
     here = files("fedsim.report")
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
-        run=run,
-        facts=facts(run),
-        status=status(run),
-        sections=sections,
+        page=page,
         style=Markup(_inks() + here.joinpath("style.css").read_text(encoding="utf-8")),
         script=Markup(THEME_SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode(),
@@ -73,7 +101,7 @@ def render(run: RunFiles, sections: tuple[Section, ...]) -> str:
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
-    return (*first, *_reconstructed(run), *_claims(run), *audit_facts(run))
+    return (*first, *_reconstructed(run), *_claims(run), *audit_facts(run.audits))
 
 
 def status(run: RunFiles) -> str:

@@ -228,7 +228,7 @@ SECTIONS: tuple[Callable[[RunFiles], Section | Sequence[Section] | None], ...] =
     server_view,
     attacks_compared,
     attack_pages,
-    audit_pages,
+    lambda run: audit_pages(run.audits, run.attacks),
 )
 
 

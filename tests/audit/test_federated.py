@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
+from fedsim.audit.estimation.rates import trade_off
 from fedsim.audit.evidence.canaries import MARKS, MarkedData, random_places, update_canaries
 from fedsim.audit.evidence.claim_tests import guess, p_values
 from fedsim.audit.evidence.clients import client_evidence
 from fedsim.audit.evidence.federated import Evidence, example_evidence, log_likelihood_ratio
 from fedsim.audit.evidence.transcript import transcript_evidence
-from fedsim.audit.federation import Finding, judge, trade_off
+from fedsim.audit.federation import Finding, judge
 from fedsim.errors import AuditError
 from fedsim.privacy import Mechanism, PrivacyClaim, account
 from fedsim.randomness import ClientRandomness

@@ -17,7 +17,8 @@ from fedsim.audit.blackbox.distinguishing import power
 from fedsim.audit.blackbox.outputs import Raised, read
 from fedsim.audit.blackbox.pairs import Domain, worst_pairs
 from fedsim.audit.blackbox.running import Vectorised
-from fedsim.audit.mechanism import Subject, audit_mechanism, audit_target
+from fedsim.audit.blackbox.tier_b import numbers_of
+from fedsim.audit.mechanism import Subject, audit_mechanism, audit_target, examine
 from fedsim.audit.mechanisms import included, ridge_bounds, ridge_solution
 from fedsim.audit.verdict import Claim, Verdict
 from fedsim.errors import AuditError
@@ -344,3 +345,18 @@ def test_the_power_does_not_depend_on_an_odd_number_of_runs() -> None:
 
 def test_every_public_name_is_where_the_package_says() -> None:
     assert all(getattr(fedsim.audit, name).__name__ == name for name in fedsim.audit.__all__)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_curve_of_an_audit_goes_through_what_was_counted(sign: int) -> None:
+    """Whichever of the two data sets the event speaks for: more is said "in" with the record than without."""
+    subject = Subject(lambda x, rng: sign * 2.0 * len(x) + rng.normal(), Claim(1.0, 1e-5))
+    _, count = examine(subject, trials=4000)
+    assert count is not None
+    numbers = numbers_of(count)
+    counts, curve = numbers["counts"], numbers["trade_off"]
+    assert counts["tp"] + counts["fn"] == numbers["ins"]
+    assert counts["tp"] + counts["fp"] == count.guesses
+    fpr, fnr = counts["fp"] / (counts["fp"] + counts["tn"]), counts["fn"] / numbers["ins"]
+    assert np.interp(fpr, curve["fpr"], curve["fnr"]) == pytest.approx(fnr, abs=0.02)
+    assert np.mean(curve["fnr"]) < np.mean(1 - np.array(curve["fpr"]))

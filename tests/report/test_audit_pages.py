@@ -59,7 +59,7 @@ def audits(audited: Path) -> tuple[Audit, ...]:
 
 @pytest.fixture(scope="module")
 def sections(audited: Path) -> tuple[Section, ...]:
-    return audit_pages(read_run_files(audited))
+    return audit_pages(read_run_files(audited).audits)
 
 
 def drawn(section: Section, ending: str) -> Drawing:
@@ -128,12 +128,12 @@ def test_figures_follow_the_theme_and_point_at_what_is_there(sections: tuple[Sec
 def test_a_run_without_audits_has_no_such_page(dp_run: Path) -> None:
     files = read_run_files(dp_run)
     assert files.audits == ()
-    assert audit_pages(files) == ()
-    assert audit_facts(files) == ()
+    assert audit_pages(files.audits) == ()
+    assert audit_facts(files.audits) == ()
 
 
 def test_the_worst_verdict_is_at_the_top(audit_report: Path, audits: tuple[Audit, ...]) -> None:
-    fact, other = audit_facts(read_run_files(audit_report.parent))
+    fact, other = audit_facts(read_run_files(audit_report.parent).audits)
     page = audit_report.read_text()
     verdict = audits[BROKEN].verdict
     assert verdict is not None
@@ -161,8 +161,8 @@ def test_the_verdict_is_said_as_the_audit_said_it(
 def test_an_inconclusive_audit_does_not_hide_one_that_tells(audited: Path) -> None:
     files = read_run_files(audited)
     files.__dict__["audits"] = (files.audits[TRANSCRIPT], files.audits[SOUND], files.audits[GAME])
-    assert [fact.value for fact in audit_facts(files)] == ["consistent", "inconclusive"]
-    assert "1 other audit consistent" in audit_facts(files)[0].note
+    assert [fact.value for fact in audit_facts(files.audits)] == ["consistent", "inconclusive"]
+    assert "1 other audit consistent" in audit_facts(files.audits)[0].note
 
 
 def test_bounds_are_rounded_down_and_tiers_stay_apart(sections: tuple[Section, ...], audits: tuple[Audit, ...]) -> None:
@@ -347,6 +347,6 @@ def test_what_a_file_lacks_is_left_out(audited: Path, tmp_path: Path, make_run: 
     document["audits"][0]["verdict"]["estimates"][0]["lower"] = "inf"  # as the writer has it
     run = make_run(tmp_path / "dp", "dp")
     (run / "audit.json").write_text(json.dumps(document))
-    (section,) = audit_pages(read_run_files(run))
+    (section,) = audit_pages(read_run_files(run).audits)
     assert [drawing.name for drawing in section.drawings] == ["audit-1-bounds"]
     assert "∞" in drawn(section, "-bounds").alt

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedsim.report import read_run_files, write_report
-from fedsim.report.page import render
+from fedsim.report.page import page_of, render
 from fedsim.report.privacy_spent import spent_lines
 from fedsim.report.sections import learning
 
@@ -58,7 +58,7 @@ class Blocks(HTMLParser):
 
 def header(run: Path) -> str:
     """The page without its sections, which take their time to draw."""
-    return render(read_run_files(run), ()).replace("\N{NO-BREAK SPACE}", " ").partition("</header>")[0]
+    return render(page_of(read_run_files(run))).replace("\N{NO-BREAK SPACE}", " ").partition("</header>")[0]
 
 
 def test_every_variant_has_every_section(any_report: Path) -> None:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside the exact test: Clopper-Pearson on the same counts, a Gaussian model of the scores, and the gap."""
+"""Beside the exact test: Clopper-Pearson on the same counts, a Gaussian model of the scores, the gap, the figures."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim.audit.estimate import Estimate, HeldOut
+from fedsim.audit.estimation.rates import trade_off
 from fedsim.audit.estimators import epsilon_clopper_pearson, epsilon_gaussian
 from fedsim.audit.verdict import Claim, Gap
 from fedsim.privacy.gaussian import gaussian_epsilon
@@ -47,6 +48,21 @@ def gap_of(count: Count, lower: float, claim: Claim, fitted: float | None, exact
     if fitted is None:
         return Gap(accountant, top - point, None, statistics)
     return Gap(accountant, top - fitted, fitted - point, statistics)
+
+
+def numbers_of(count: Count) -> dict[str, Any]:
+    """What was counted, for figures: the event's confusion matrix, and the errors of its score at all thresholds."""
+    fp, fn, negatives, positives = _counts(count)
+    first, second = _scores(count)
+    scores_in, scores_out = (first, second) if count.event.first else (-second, -first)
+    truth = np.arange(positives + negatives) < positives
+    rule = f"The event was chosen on other runs: {count.event}"
+    return {
+        "trials": count.trials,
+        "ins": positives,
+        "counts": {"tp": positives - fn, "fp": fp, "tn": negatives - fp, "fn": fn, "rule": rule},
+        "trade_off": trade_off(np.concatenate([scores_in, scores_out]), truth),
+    }
 
 
 def _counts(count: Count) -> tuple[int, int, int, int]:

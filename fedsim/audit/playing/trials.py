@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, p_value, power
-from fedsim.audit.federation import tally, trade_off
+from fedsim.audit.estimation.rates import tally, trade_off
 from fedsim.audit.games import Game, bounded_by, game_named, is_bounded_by_dp
 from fedsim.audit.limits.claims import for_adjacency
 from fedsim.audit.limits.membership import membership_advantage, tpr_at_fpr
