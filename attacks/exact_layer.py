@@ -10,7 +10,9 @@ Two facts beyond the paper make the search quick and the result certain:
   lie in b - k dimensions; and an input says through its own signs, p V^T W~^T < 0, where its column of Y A is zero,
   which determines that column. The last few columns are found by trying inputs, not by searching for sparsity.
 - An item is certified if the zeros of its column and the signs of its input, which are computed from different sides of
-  the factorisation, agree on all neurons, except those too close to zero for the noise to tell.
+  the factorisation, agree on all neurons, except those too close to zero for the noise to tell. An input depends on all
+  columns: one wrong column c = sum_k c_k a_k leaves -(c_k / c_j) x_j in input k. Without noise c_k is zero or large,
+  and the signs tell; with noise it may be small, so that then all columns must agree, or none is certified.
 
 Nothing is tuned by hand: noise is read off the residual of the low-rank fit, row by row.
 """
@@ -34,6 +36,8 @@ from fedsim.randomness import stream
 _ROUNDS = 6
 _CONTRADICTION = 0.01
 _DIVISIONS = 8
+_EXACT = 1e-5
+"""A standard error, relative to the input, that is that of rounding and not of noise."""
 _HALFSPACE = 0.9
 """A column whose support a halfspace explains less well is a mixture (true ones: about 1, mixtures: 0.5 to 0.85)."""
 
@@ -205,7 +209,9 @@ def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> Layer
     error = ((inputs @ torch.linalg.pinv(factors.left)) ** 2 @ factors.noise**2).sqrt()
     agree, proven = _agreement(factors, inputs, directions, gradients, error, drift)
     whole = inputs @ factors.basis.T
-    certified = proven & (error < 1e-2 * whole.std(dim=1)) & (factors.biased and count == space.rank)
+    relative = error / whole.std(dim=1)
+    alone = relative < _EXACT  # whether other columns may be wrong
+    certified = proven & (relative < 1e-2) & (alone | proven.all()) & (factors.biased and count == space.rank)
     notes = []
     if count < space.rank:
         notes.append(f"{count} of {space.rank} directions were found, so inputs are mixed with those that are missing")

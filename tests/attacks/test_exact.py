@@ -161,6 +161,7 @@ def test_a_batch_that_is_too_large_is_not_claimed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_certificate_is_never_wrong() -> None:
     """200 random batches: sizes, widths, training, noise and duplicates at random."""
     certified = 0
