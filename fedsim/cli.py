@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
+from fedsim import run_command
 from fedsim.deploy.commands import app as deploy_app
-from fedsim.errors import DataError, FedsimError, FolderTakenError, ModelError, PrivacyError, RunError, ScenarioError
+from fedsim.errors import FedsimError, ScenarioError
 
 if TYPE_CHECKING:
-    from fedsim.federation.run import Run
-    from fedsim.scenario import Scenario
+    pass
 
 app = typer.Typer(
     help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = app(words or ["--help"], prog_name="fedsim", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except FedsimError as error:
-        return _fail(str(error))
+        return run_command.fail(str(error))
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "fedsim"
-        return _fail(f"{error.format_message()} See `{where} --help`.")
+        return run_command.fail(f"{error.format_message()} See `{where} --help`.")
     except click.ClickException as error:
-        return _fail(error.format_message())
+        return run_command.fail(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", code=130)
+        return run_command.fail("interrupted", code=130)
 
 
 @contextmanager
@@ -80,11 +80,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _fail(sentence: str, code: int = 2) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return code
 
 
 def _version(wanted: bool) -> None:
@@ -127,91 +122,17 @@ def run(
     from fedsim.attack_screen import attack_documents, attack_rows
 
     overrides = [*(overrides or ()), *([f"engine.kind={engine}"] if engine else ())]
-    finished = _resume(scenario, overrides, out, resume, as_json) if resume else _run(scenario, overrides, out, as_json)
-    attacks = _attack(finished, finished.scenario, as_json, again=False) if finished.scenario.attacks else set()
-    report = _report(finished, no_report)
+    if resume:
+        finished = run_command.go_on(scenario, overrides, out, resume, as_json)
+    else:
+        finished = run_command.start(scenario, overrides, out, as_json)
+    planned = finished.scenario
+    attacks = run_command.play_attacks(finished, planned, as_json, again=False) if planned.attacks else set()
+    report = run_command.report(finished, no_report)
     if as_json:
         screen.show_json({**screen.run_document(finished, report), "attacks": attack_documents(finished, attacks)})
     else:
         screen.show_rows([*screen.run_rows(finished, report), *attack_rows(finished, attacks)])
-
-
-def _report(finished: Run, no_report: bool) -> Path | None:
-    if no_report:
-        return None
-    from fedsim.report import write_report
-
-    return write_report(finished.path)
-
-
-def _attack(target: Run, scenario: Scenario, quiet: bool, *, again: bool) -> set[str]:
-    """Play the attacks of a scenario on a run; the names of the result files."""
-    from fedsim.attack_screen import showing_attacks
-    from fedsim.attacking import attack_run
-
-    with showing_attacks(quiet=quiet) as progress:
-        try:
-            return {path.name for path in attack_run(target, scenario, again=again, progress=progress)}
-        except KeyboardInterrupt:
-            sentence = f"interrupted; play the attacks again with `fedsim attack {target.path}`"
-            raise click.exceptions.Exit(_fail(sentence, code=130)) from None
-
-
-def _run(name: str | None, overrides: list[str] | None, out: Path | None, quiet: bool) -> Run:
-    if name is None:
-        raise ScenarioError("run needs a SCENARIO, for example `fedsim run quickstart`; see `fedsim scenarios`")
-    from fedsim.scenario_file import load_scenario
-
-    scenario = load_scenario(name, overrides or ())  # before torch is imported: a wrong scenario is told at once
-    from fedsim import screen
-    from fedsim.federation.folder import next_free_folder
-    from fedsim.federation.run import run as run_federation
-
-    with _locating(name, overrides), screen.showing_progress(quiet=quiet, rounds=scenario.rounds) as progress:
-        while True:
-            path = out or next_free_folder(Path("runs"), scenario.name)
-            try:
-                return run_federation(scenario, out=path, progress=progress)
-            except FolderTakenError:
-                if out is not None:  # else another process took the number: take the next one
-                    raise
-            except KeyboardInterrupt:
-                raise click.exceptions.Exit(_interrupted(path)) from None
-
-
-def _resume(name: str | None, overrides: list[str] | None, out: Path | None, folder: Path, quiet: bool) -> Run:
-    if name is not None or overrides or out is not None:
-        raise RunError(
-            f"--resume {folder} goes on with the scenario in that folder; leave SCENARIO, --set, --engine and --out out"
-        )
-    from fedsim import screen
-    from fedsim.federation.run import resume
-    from fedsim.scenario_file import load_scenario
-
-    known = folder / "scenario.yaml"
-    rounds = load_scenario(known).rounds if known.is_file() else None
-    with screen.showing_progress(quiet=quiet, rounds=rounds) as progress:
-        try:
-            return resume(folder, progress=progress)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(_interrupted(folder)) from None
-
-
-@contextmanager
-def _locating(name: str, overrides: list[str] | None) -> Iterator[None]:
-    """Add the file and line of the field that an error names, if it names one of the scenario."""
-    try:
-        yield
-    except (ScenarioError, DataError, ModelError, PrivacyError) as error:
-        from fedsim.scenario_file import located
-
-        raise located(error, name, overrides or ()) from error
-
-
-def _interrupted(folder: Path) -> int:
-    begun = (folder / "scenario.yaml").is_file()
-    how = f"go on with `fedsim run --resume {folder}`" if begun else "nothing was written"
-    return _fail(f"interrupted; {how}", code=130)
 
 
 @deploy_app.command()
@@ -259,7 +180,7 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: Json
     from fedsim import screen
     from fedsim.federation.plan import estimate_seconds, plan
 
-    with _locating(scenario, overrides):
+    with run_command.locating(scenario, overrides):
         planned = plan(loaded)
         seconds = time.perf_counter() - begun  # a run has to start up too
         seconds += estimate_seconds(planned)
@@ -365,8 +286,8 @@ def attack(
 
     target = fedsim.open_run(folder)
     scenario = with_attacks(target, attacks or (), overrides or ())
-    files = _attack(target, scenario, as_json, again=True)
-    written = _report(target, no_report)
+    files = run_command.play_attacks(target, scenario, as_json, again=True)
+    written = run_command.report(target, no_report)
     if as_json:
         report_path = str(written) if written else None
         screen.show_json({"folder": str(folder), "report": report_path, "attacks": attack_documents(target, files)})
@@ -408,9 +329,9 @@ def audit(
         audit_command.audit_function(target, given, as_json, out, no_report)
         return
     finished = audit_command.open_target(target, given, overrides or (), audits or (), out)
-    finished = finished or _run(target, overrides, out, as_json)
+    finished = finished or run_command.start(target, overrides, out, as_json)
     results = audit_command.audit(finished, audits or (), as_json)
-    written = _report(finished, no_report)
+    written = run_command.report(finished, no_report)
     audit_command.show(finished, results, written, as_json)
 
 

@@ -172,7 +172,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation": FOUNDATION | FILES | {"training", "privacy", "data", "models", "strategies"},
 }
 """What a room may import beside itself. A room that is not named here may import anything but the commands."""
-COMMANDS = {"__main__", "cli", "screen", "attack_screen", "audit_command", "audit_screen", "epsilon", "template"}
+COMMANDS = {
+    "__main__",
+    "cli",
+    "screen",
+    "attack_screen",
+    "audit_command",
+    "run_command",
+    "audit_screen",
+    "epsilon",
+    "template",
+}
 AFTER_ATTACKS = {"attacks", "attacking", "audit", "auditing", "report"}
 """Rooms that come after the attacks on the way of the data, and may need them; of the strategies the malicious one."""
 
