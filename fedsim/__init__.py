@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from fedsim.privacy import PrivacyClaim
     from fedsim.scenario import Scenario
     from fedsim.scenario_file import load_scenario
-    from fedsim.session import attack, run
+    from fedsim.session import attack, resume, run
 
 __version__ = metadata.version("fedsim")
-__all__ = ["Plan", "PrivacyClaim", "Run", "Scenario", "attack", "load_scenario", "open_run", "plan", "run"]
+__all__ = ["Plan", "PrivacyClaim", "Run", "Scenario", "attack", "load_scenario", "open_run", "plan", "resume", "run"]
 
 _HOMES = {
     "Plan": "fedsim.federation.plan",
@@ -39,6 +39,7 @@ _HOMES = {
     "load_scenario": "fedsim.scenario_file",
     "open_run": "fedsim.federation.run",
     "plan": "fedsim.federation.plan",
+    "resume": "fedsim.session",
     "run": "fedsim.session",
 }
 

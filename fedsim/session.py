@@ -16,7 +16,6 @@ from fedsim.scenario_file import load_scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.attacking import Progress as AttackProgress
     from fedsim.federation.server import Progress
 
 
@@ -26,15 +25,14 @@ def run(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     progress: Progress | None = None,
-    attack_progress: AttackProgress | None = None,
 ) -> Run:
     """Run a scenario (an object, a packaged name, or a file), and play its attacks on what the server saw."""
-    return _attacked(federation.run(scenario, overrides=overrides, out=out, progress=progress), attack_progress)
+    return _attacked(federation.run(scenario, overrides=overrides, out=out, progress=progress))
 
 
-def resume(path: str | Path, *, progress: Progress | None = None, attack_progress: AttackProgress | None = None) -> Run:
+def resume(path: str | Path, *, progress: Progress | None = None) -> Run:
     """Go on with what was interrupted, to the same end that it would have had."""
-    return _attacked(federation.resume(path, progress=progress), attack_progress)
+    return _attacked(federation.resume(path, progress=progress))
 
 
 def attack(attacked: Run | str | Path, attacks: Sequence[str] = (), *, overrides: Sequence[str] = ()) -> pd.DataFrame:
@@ -63,9 +61,9 @@ def with_attacks(target: Run, attacks: Sequence[str], overrides: Sequence[str]) 
     return load_scenario(target.path / "scenario.yaml", [*overrides, *chosen])
 
 
-def _attacked(finished: Run, progress: AttackProgress | None) -> Run:
+def _attacked(finished: Run) -> Run:
     if finished.scenario.attacks:
         from fedsim.attacking import attack_run
 
-        attack_run(finished, again=False, progress=progress)
+        attack_run(finished, again=False)
     return finished

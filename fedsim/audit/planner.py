@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy.special import expit, ndtr, ndtri
 
-from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, gaussian_mu, power
+from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, gaussian_mu, ideal_rates, power
 from fedsim.audit.verdict import POWER
 from fedsim.errors import AuditError
 from fedsim.privacy.accounting import Mechanism, account, smallest_noise
@@ -144,17 +144,8 @@ def fewest(enough: Callable[[int], bool], start: int, most: int = MOST) -> int |
     return many
 
 
-def _channel(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """P[S] and P'[S] over the thresholds of the ideal mechanism."""
-    if delta == 0:
-        return np.array([expit(epsilon)]), np.array([expit(-epsilon)])
-    mu = gaussian_mu(epsilon, delta)
-    thresholds = mu / 2 + np.linspace(0, 4, 33)
-    return ndtr(mu - thresholds), ndtr(-thresholds)
-
-
 def _exact_lower(n: int, epsilon: float, delta: float, confidence: float) -> float:
-    hit, miss = (np.round(n / 2 * rate).astype(int) for rate in _channel(epsilon, delta))
+    hit, miss = (np.round(n / 2 * rate).astype(int) for rate in ideal_rates(epsilon, delta))
     return max(
         epsilon_distinguishing(int(a), int(a + b), n, delta, confidence).lower for a, b in zip(hit, miss, strict=True)
     )
@@ -168,7 +159,8 @@ def _on_counts(name: str, epsilon: float, delta: float, confidence: float) -> Ca
     def lower(n: int) -> float:
         half = n // 2
         counts = (
-            (round(half * (1 - hit)), round(half * miss)) for hit, miss in zip(*_channel(epsilon, delta), strict=True)
+            (round(half * (1 - hit)), round(half * miss))
+            for hit, miss in zip(*ideal_rates(epsilon, delta), strict=True)
         )
         return max(float(estimate(fp, fn, half, half, delta, confidence).lower) for fn, fp in counts)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import data, gradient_of, knowledge_of, model_for, update_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -21,13 +22,12 @@ from torch import Tensor, nn
 from fedsim.attacks.labels import LabelCounts, count_labels, labels, nearest_counts
 from fedsim.attacks.last_layer import step_weights
 from fedsim.attacks.observation import Knowledge, Observation
-from fedsim.data import Dataset, load_dataset
+from fedsim.data import Dataset
 from fedsim.errors import AttackError
 from fedsim.models import build_model
-from fedsim.randomness import ClientRandomness
-from fedsim.scenario import DataSection, DefenceSection, ModelSection
+from fedsim.scenario import DefenceSection, ModelSection
 from fedsim.scenario.attack import LabelsAttack
-from fedsim.training import LocalWork, layout_of, train_cohort
+from fedsim.training import LocalWork
 
 ZOO: dict[str, dict[str, Any]] = {
     "logistic": {"name": "logistic"},
@@ -41,36 +41,8 @@ ZOO: dict[str, dict[str, Any]] = {
 
 
 @cache
-def data(source: str) -> Dataset:
-    return load_dataset(TypeAdapter(DataSection).validate_python({"source": source}), 0)
-
-
-@cache
 def zoo(name: str, source: str = "digits", seed: int = 0) -> nn.Module:
-    each = data(source)
-    spec: ModelSection = TypeAdapter(ModelSection).validate_python(ZOO[name])
-    return build_model(spec, each.input_shape, each.classes, seed, kind=each.kind)
-
-
-def knowledge_of(each: Dataset, **more: Any) -> Knowledge:
-    bounds = (torch.zeros(()), torch.ones(())) if each.kind == "image" else None
-    return Knowledge(each.kind, each.input_shape, each.classes, value_range=bounds, **more)
-
-
-def gradient_of(model: nn.Module, each: Dataset, rows: Any, scale: float = 1.0) -> Observation:
-    twin = copy.deepcopy(model)
-    loss = F.cross_entropy(twin(each.x_train[rows]), each.y_train[rows])
-    entries = torch.autograd.grad(loss, list(twin.parameters()))
-    update = {name: scale * entry for (name, _), entry in zip(twin.named_parameters(), entries, strict=True)}
-    return Observation(model, update, "gradient", LocalWork("fedsgd", batch_size=len(rows)), examples=len(rows))
-
-
-def update_of(model: nn.Module, each: Dataset, rows: Any, work: LocalWork) -> Observation:
-    layout = layout_of(model)
-    start, random = layout.flatten(model.state_dict()), [ClientRandomness(0, 1, 0)]
-    result = train_cohort(model, start, each.x_train, each.y_train, [np.asarray(rows)], work, random)
-    update = {name: entry.clone() for name, entry in layout.unflatten(result.updates[0]).items()}
-    return Observation(model, update, "update", work, examples=len(rows))
+    return model_for(data(source), seed, **ZOO[name])
 
 
 def truth(each: Dataset, rows: Any) -> Tensor:

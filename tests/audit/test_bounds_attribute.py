@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from fedsim.audit import bounds
 from fedsim.errors import PrivacyError
 from fedsim.privacy.claim import Adjacency
 
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "audit.json"
 ZIPF = [60 / 137, 30 / 137, 20 / 137, 15 / 137, 12 / 137]
 PRIORS = {
     "biased2": [0.9, 0.1],
@@ -29,14 +26,6 @@ PRIORS = {
     "peaked8": [0.65, *[0.05] * 7],
 }
 deltas = st.sampled_from([0.0, 1e-6, 1e-3, 0.1])
-
-
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Any]:
-    if not REFERENCE.is_file():
-        pytest.skip(f"{REFERENCE} is not here: the reference numbers belong to the design, not to the package")
-    section: dict[str, Any] = json.loads(REFERENCE.read_text())["f_rero_urero_mia_aia"]
-    return section
 
 
 def test_attribute_known_values() -> None:

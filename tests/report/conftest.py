@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attack_runs
+import audit_runs
 import numpy as np
 import pytest
 
@@ -93,14 +94,14 @@ def any_report(request: pytest.FixtureRequest, report_of: Callable[[str], Path])
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with claims, on which four attacks were played, the last without a truth; not to be changed."""
     run = write_run(tmp_path_factory.mktemp("attacked") / "dp", "dp")
-    _beside("attack_runs").play_all(run)
+    attack_runs.play_all(run)
     return run
 
 
 @pytest.fixture(scope="session")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with one audit of each kind and outcome, without a report; not to be changed."""
-    return _beside("audit_runs").write_audits(write_run(tmp_path_factory.mktemp("audited") / "dp", "dp"))  # type: ignore[no-any-return]
+    return audit_runs.write_audits(write_run(tmp_path_factory.mktemp("audited") / "dp", "dp"))
 
 
 @pytest.fixture(scope="session")
@@ -111,16 +112,6 @@ def audit_report(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     document["audits"] = [document["audits"][number] for number in (1, 4, 6)]
     (run / "audit.json").write_text(json.dumps(document))
     return write_report(run)
-
-
-def _beside(name: str) -> Any:
-    """A helper that lies beside the tests, which are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

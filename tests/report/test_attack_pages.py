@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 import json
 import re
@@ -12,9 +11,9 @@ import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
+import attack_runs as runs
 import numpy as np
 import pytest
 import torch
@@ -31,19 +30,6 @@ from fedsim.report.blocks import Pairs, Paragraph, Pictures, Section, Table
 from fedsim.scenario.attack import AttackSection
 
 Make = Callable[..., Path]
-
-
-def _load(name: str) -> ModuleType:
-    """A helper that lies beside the tests, which are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-runs = _load("attack_runs")
 
 
 @pytest.fixture(scope="module")

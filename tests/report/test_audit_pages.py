@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import audit_runs as runs
 import numpy as np
 import pytest
 
@@ -37,19 +36,6 @@ TITLES = [
     "one run sum",
 ]
 SOUND, BROKEN, TRANSCRIPT, GAME, PERFECT, UNCLAIMED, SUM = range(7)
-
-
-def _load(name: str) -> ModuleType:
-    """A helper that lies beside the tests, which are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-runs = _load("audit_runs")
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def power(true_epsilon: float, epsilon: float, delta: float, trials: int, error:
 
 
 def _powers(true_epsilon: float, epsilon: float, delta: float, trials: int, error: float) -> np.ndarray:
-    hit, miss = _rates(true_epsilon, delta)
+    hit, miss = ideal_rates(true_epsilon, delta)
     excused, spent = _excused(trials, delta, error)
     points = (np.arange(16) + 0.5) / 16
     # Both counts at 16 of their quantiles each: an integral over the two binomials without random numbers.
@@ -87,8 +87,8 @@ def _powers(true_epsilon: float, epsilon: float, delta: float, trials: int, erro
     return powers
 
 
-def _rates(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """P[S] and P'[S] at the thresholds that the adversary may choose from."""
+def ideal_rates(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """P[S] and P'[S] of the ideal mechanism, at the thresholds that the adversary may choose from."""
     if delta == 0:
         return np.array([expit(epsilon)]), np.array([expit(-epsilon)])
     mu = gaussian_mu(epsilon, delta)
