@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from fedsim.errors import PrivacyError
 from fedsim.privacy.claim import Unit
+from fedsim.privacy.gaussian import check_delta
 from fedsim.privacy.ledger import Ledger
 
 
@@ -23,6 +24,7 @@ def open_ledger(file: Path) -> Ledger:
 
 def ledger_rows(file: Path, delta: float) -> list[tuple[str, str]]:
     """For each data set what it has spent, and what for."""
+    check_delta(delta)
     ledger = open_ledger(file)
     rows = [] if ledger.datasets() else [("nothing", "has been charged")]
     for dataset in ledger.datasets():
@@ -40,6 +42,7 @@ def ledger_rows(file: Path, delta: float) -> list[tuple[str, str]]:
 
 def ledger_document(file: Path, delta: float) -> dict[str, Any]:
     """The whole ledger, ready for JSON; an infinite ε is the string "inf"."""
+    check_delta(delta)
     ledger, datasets = open_ledger(file), {}
     for dataset in ledger.datasets():
         spent = {unit: ledger.spent(dataset, unit, delta) for unit in get_args(Unit)}

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from fedsim.deploy.clientapp import write_launcher
+from fedsim.deploy.encoding import write_encoded
 from fedsim.deploy.layout import Client, replace_file
 from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
 from fedsim.errors import DeployError
@@ -26,8 +27,15 @@ PAUSES = (5.0, 60.0)
 """Seconds before the first restart, and at most; each pause is twice the one before."""
 
 
-def join(client: Client, data: Path | None, policy: Path | None, *, restart: bool = True) -> None:
-    """Take part until told to stop. A SuperNode that ends is started again, after a pause."""
+def join(
+    client: Client, data: Path | None, policy: Path | None, schema: Path | None = None, *, restart: bool = True
+) -> None:
+    """Take part until told to stop. A SuperNode that ends is started again, after a pause.
+
+    With a schema the data is a table, which is encoded by it, once, into the client's folder.
+    """
+    if schema is not None:
+        data = encoded(client, data, schema)
     configuration = node_configuration(client, data, policy)
     replace_file(client.path / "node.toml", configuration)
     if listens("127.0.0.1", client.runtime_port):
@@ -62,6 +70,16 @@ def _run(client: Client) -> tuple[str, int]:
             raise
         processes.start(Program("SuperExec", superexec_command(client), client.path))
         return processes.watch()
+
+
+def encoded(client: Client, data: Path | None, schema: Path) -> Path:
+    """The client's table as arrays, by its schema."""
+    if data is None:
+        raise DeployError("--schema says how a table is encoded, but --data names none; give both")
+    out = client.path / "data.npz"
+    found = write_encoded(schema, data, out)
+    log.info("%s: %d rows of %d numbers, by %s", data, *found.x.shape, schema)
+    return out
 
 
 def node_configuration(client: Client, data: Path | None, policy: Path | None) -> str:

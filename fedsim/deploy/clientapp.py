@@ -12,9 +12,12 @@ import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsim.errors import DeployError
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
 
 REPLACED = ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn")
 
@@ -30,15 +33,24 @@ def write_launcher(folder: Path) -> Path:
 
 def take_no_code(runtime: ModuleType) -> None:
     """Replace what Flower's runtime would do with a bundle; DeployError where it no longer does it like this."""
-    from fedsim.federation.client import app
-
     if missing := [name for name in REPLACED if not hasattr(runtime, name)]:
         raise DeployError(
             f"this version of Flower loads apps in another way ({missing[0]} is gone), so that code of the server could"
             " run here; install the version of constraints.txt"
         )
-    for name, function in zip(REPLACED, (_leave, _refuse, lambda **_: lambda *_: app), strict=True):
+    for name, function in zip(REPLACED, (_leave, _refuse, lambda **_: _own_app), strict=True):
         setattr(runtime, name, function)
+
+
+def _own_app(*_: Any) -> ClientApp:
+    """The ClientApp of this machine.
+
+    Imported here and not before: by now Flower's runtime has reported itself, which it has about a minute for, and on a
+    busy machine importing torch takes long.
+    """
+    from fedsim.federation.client import app
+
+    return app
 
 
 def _leave(*_: Any, **__: Any) -> None:

@@ -62,13 +62,30 @@ def client(
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What this client allows; by default its policy.yaml.")
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What the columns of a table are; it is encoded by that.")
+    ] = None,
 ) -> None:
     """Take part as a client, until stopped."""
     from fedsim.deploy.client import join
     from fedsim.deploy.layout import open_client
 
     _log_to_screen()
-    join(open_client(folder), data, policy)
+    join(open_client(folder), data, policy, schema)
+
+
+@app.command()
+def encode(
+    schema: Annotated[Path, typer.Argument(metavar="SCHEMA", help="What the columns of the table are.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="The table, a .csv or .csv.gz file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .npz file to write.")],
+) -> None:
+    """Encode a table by a schema, as `client --schema` does: for the rows that a server evaluates with."""
+    from fedsim.deploy.encoding import write_encoded
+
+    _log_to_screen()
+    found = write_encoded(schema, data, out)
+    print(f"wrote {out}: {found.x.shape[0]} rows of {found.x.shape[1]} numbers, {found.clipped} beyond their ranges")
 
 
 @app.command()

@@ -115,7 +115,7 @@ def _client(number: int) -> Service:
     name = f"client-{number}"
     return _hardened(
         f"fedsim-client:{fedsim.__version__}",
-        command=["deploy", "client", "/client", "--data", "/data/data.csv", "--policy", "/client/policy.yaml"],
+        command=["deploy", "client", "/client", "--data", "/data/data.npz", "--policy", "/client/policy.yaml"],
         volumes=[_mount(name, "/client"), _mount(f"{name}-data", "/data", "ro")],
         networks=["fleet"],
         depends_on={"proxy": {"condition": "service_healthy"}},

@@ -187,6 +187,7 @@ def _server(server: Server) -> Iterator[Finding]:
     except FedsimError as error:
         yield Finding("wrong", "nginx", str(error), "`apt-get install nginx`")
     yield from _certificate(server)
+    yield from _numbers(server)
     up = listens("127.0.0.1", server.superlink_port)
     start = f"`fedsim deploy server {server.path.parent}`"
     yield Finding("good" if up else "wrong", "SuperLink", "runs" if up else "does not run here", "" if up else start)
@@ -213,6 +214,21 @@ def _certificate(server: Server) -> Iterator[Finding]:
         yield Finding("good" if good else "wrong", "certificate", f"for {', '.join(names)}", "" if good else renew)
     except (OSError, FedsimError) as error:
         yield Finding("wrong", str(file), f"cannot be read ({error})", "restore it, or renew it")
+
+
+def _numbers(server: Server) -> Iterator[Finding]:
+    """Whether every key that may take part has a number."""
+    from fedsim.deploy.nodes import public_key
+    from fedsim.federation.link import FLEET, read_fleet
+
+    try:
+        fleet = read_fleet(server.path / FLEET)
+        without = [path.stem for path in sorted(server.keys.glob("*.pub")) if public_key(path) not in fleet]
+    except FedsimError as error:
+        yield Finding("wrong", FLEET, str(error), "restore it: without it a client could claim another's number")
+        return
+    said = f"{', '.join(without)} has no number there, and is never asked" if without else "says which client a key is"
+    yield Finding("doubtful" if without else "good", FLEET, said, "add it as the others are" if without else "")
 
 
 def _fleet(server: Server) -> Iterator[Finding]:

@@ -14,7 +14,17 @@ from pathlib import Path
 from fedsim.deploy import certificates, templates
 from fedsim.deploy.certificates import Pair
 from fedsim.deploy.compose import compose_text
-from fedsim.deploy.layout import PROXY_PORT, RUNTIME_PORT, SUPERLINK_PORT, Client, Server, check_host, replace_file
+from fedsim.deploy.layout import (
+    MOST_CLIENTS,
+    PORTS,
+    PROXY_PORT,
+    RUNTIME_PORT,
+    SUPERLINK_PORT,
+    Client,
+    Server,
+    check_host,
+    replace_file,
+)
 from fedsim.errors import DeployError
 
 
@@ -22,8 +32,11 @@ def create(
     folder: Path, clients: int, hosts: Sequence[str], port: int = PROXY_PORT, superlink_port: int = SUPERLINK_PORT
 ) -> Server:
     """Write a deployment folder. It appears complete or not at all, and nothing is ever overwritten."""
-    if clients < 1:
-        raise DeployError(f"--clients is {clients}, there must be at least one")
+    if not 1 <= clients <= MOST_CLIENTS:
+        raise DeployError(f"--clients is {clients}, it must be a number from 1 to {MOST_CLIENTS}")
+    for name, value in (("--port", port), ("--superlink-port", superlink_port)):
+        if not PORTS[0] <= value <= PORTS[1]:
+            raise DeployError(f"{name} is {value}, it must be a number from {PORTS[0]} to {PORTS[1]}")
     if not hosts:
         raise DeployError("--host is missing; give the name or address at which clients reach the server")
     for host in hosts:
@@ -72,9 +85,12 @@ def _authority(folder: Path) -> Pair:
 
 
 def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -> None:
+    from fedsim.federation.link import FLEET, fleet_text
+
     authority = certificates.make_authority(f"fedsim {server.host}")
     _write_pair(work / "ca", "ca.key", "ca.crt", authority)
     _write_server(work / "server", server, authority, certificates.make_server(authority, hosts))
+    keys: dict[str, bytes] = {}
     for number in range(1, clients + 1):
         client = Client(
             work / f"client-{number}",
@@ -86,8 +102,10 @@ def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -
             RUNTIME_PORT + number - 1,
         )
         pair = certificates.make_client(client.name)
+        keys[client.name] = pair.public
         _write_client(client, authority, pair)
         _write(work / "server" / "clients" / f"{client.name}.pub", pair.public, 0o644)
+    _write(work / "server" / FLEET, fleet_text(keys), 0o644)
     _write(work / "compose.yaml", compose_text(server, clients), 0o644)
     _write(work / "README.txt", templates.readme(server, clients), 0o644)
 

@@ -26,6 +26,8 @@ T = TypeVar("T")
 PROXY_PORT = 8443
 SUPERLINK_PORT = 8000
 RUNTIME_PORT = 9094
+PORTS = (1, 65535)
+MOST_CLIENTS = 10_000
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")
 
 
@@ -91,23 +93,23 @@ def open_server(folder: Path) -> Server:
     return Server(
         path.absolute(),
         check_host(_get(found, "host", str, path)),
-        _get(found, "port", int, path),
-        _get(found, "superlink_port", int, path),
+        _number(found, "port", path, *PORTS),
+        _number(found, "superlink_port", path, *PORTS),
     )
 
 
 def open_client(folder: Path) -> Client:
     """The client whose folder this is."""
     found = _read(folder / "client.toml", "a client's folder")
-    numbers = {key: _get(found, key, int, folder) for key in ("port", "partition_id", "num_partitions", "runtime_port")}
+    partitions = _number(found, "num_partitions", folder, 1, MOST_CLIENTS)
     return Client(
         folder.absolute(),
         _get(found, "name", str, folder),
         check_host(_get(found, "host", str, folder)),
-        numbers["port"],
-        numbers["partition_id"],
-        numbers["num_partitions"],
-        numbers["runtime_port"],
+        _number(found, "port", folder, *PORTS),
+        _number(found, "partition_id", folder, 0, partitions - 1),
+        partitions,
+        _number(found, "runtime_port", folder, *PORTS),
     )
 
 
@@ -147,6 +149,13 @@ def _read(file: Path, what: str) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {error}; mend it, or make the folder anew") from None
+
+
+def _number(found: dict[str, Any], key: str, folder: Path, least: int, most: int) -> int:
+    value = _get(found, key, int, folder)
+    if isinstance(value, bool) or not least <= value <= most:
+        raise DeployError(f"{folder}: {key} is {value!r} in its .toml file, it must be a number from {least} to {most}")
+    return value
 
 
 def _get(found: dict[str, Any], key: str, kind: type[T], folder: Path) -> T:

@@ -89,10 +89,10 @@ def revoke(server: Server, name: str) -> bool:
 
 def public_key(path: Path) -> bytes:
     """The public key in a file, as Flower writes it."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+    from fedsim.federation.link import pem
 
     try:
-        return load_ssh_public_key(path.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return pem(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DeployError(
             f"{path} is not a public key in OpenSSH's format ({error}); remove it, or bring it back"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.deploy.layout import Server
 from fedsim.deploy.nodes import clients_of, registered
+from fedsim.federation.link import FLEET, read_fleet
 from fedsim.scenario_file import load_scenario
 
 
@@ -18,6 +19,7 @@ def prepared(server: Server, scenario: str, overrides: Sequence[str]) -> tuple[l
     """
     loaded = load_scenario(scenario, overrides)
     registered(server)  # DeployError with a remedy, before anything else is done
+    read_fleet(server.path / FLEET)
     added = ["engine.kind=deploy", f"engine.address={server.superlink}"]
     added.append(f"engine.root_certificates={server.path / 'ca.crt'}")
     if loaded.cohort.population is None:

@@ -147,7 +147,7 @@ def server_unit(folder: Path, program: str) -> str:
 def client_unit(client: Client, program: str) -> str:
     """The systemd unit of a client; the folder and the data are where they are put on the client's machine."""
     place = Path("/srv/fedsim") / client.name
-    command = f"{program} deploy client {place} --data {place}/data.csv --policy {place}/policy.yaml"
+    command = f"{program} deploy client {place} --data {place}/data.npz --policy {place}/policy.yaml"
     return _unit(client.name, place, command)
 
 

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedsim.errors import FedsimError, PolicyError
+from fedsim.errors import FedsimError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.guard import always_answering, reason_of
 from fedsim.federation.inline import error_reply
@@ -26,6 +26,7 @@ from fedsim.federation.safeguards import number as _number
 from fedsim.federation.secure_client import check_ready, give_keys, give_shares, give_unmasking, mask_reply
 from fedsim.federation.workplace import Workplace, is_private, local_work, workplace
 from fedsim.privacy import add_gaussian, add_laplace, clip, noise_share, prune, quantise, sign, within_norm
+from fedsim.privacy.secure_noise import add_secure_laplace
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Compression, Prune, Quantise, Scenario
 from fedsim.training import CohortResult, LocalWork, train_cohort
@@ -54,10 +55,11 @@ def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
 
 
 def _place(context: Context) -> Workplace:
-    own = Safeguards.of(context)
-    if own is not None:
-        own.admit(Scenario.model_validate_json(str(context.run_config["scenario"])))
-    return workplace(str(context.run_config["scenario"]), own and own.data_path, own.clients if own else 1)
+    own, asked = Safeguards.of(context), str(context.run_config["scenario"])
+    if own is None:
+        return workplace(asked)
+    own.admit(Scenario.model_validate_json(asked))
+    return workplace(asked, own.data_path, own.clients, own.largest_model())
 
 
 def _answer_group(
@@ -180,12 +182,9 @@ def protect(
         multiplier = noise_share(_number(config, "client-noise-multiplier"), sharing)
         if own_noise is None:
             updates = add_noise(clipped, multiplier, generators)
-        elif gaussian:
-            updates = torch.stack([own_noise(row, multiplier, norm) for row in clipped.values])
         else:
-            raise PolicyError(
-                "Laplace noise is not drawn safely on a real client; use defence.client_dp.noise gaussian"
-            )
+            add_own = own_noise if gaussian else add_secure_laplace
+            updates = torch.stack([add_own(row, multiplier, norm) for row in clipped.values])
     return compress(updates, defence.compression), bits
 
 

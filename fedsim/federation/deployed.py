@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,42 +20,20 @@ from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedsim.errors import DeployError, RunError
 from fedsim.federation.bundle import build_bundle, public_scenario
 from fedsim.federation.folder import FAILURE, read_failure
+from fedsim.federation.link import Link, control
 from fedsim.federation.plan import Plan
 from fedsim.federation.server import Progress, RoundReport
 from fedsim.federation.transcript import write_json
-from fedsim.scenario import EngineSection, Scenario
+from fedsim.scenario import Scenario
 
-DEFAULT_ADDRESS = "127.0.0.1:8000"
+__all__ = ["Link", "State", "control", "follow", "logs", "run_deployed", "state", "stop", "submit", "submitted"]
+
 SUBMITTED = "deployed.json"
 POLL_SECONDS = 1.0
-_LOCAL = ("127.0.0.1", "localhost", "[::1]")
-
-
-@dataclass(frozen=True)
-class Link:
-    """Where the SuperLink's control API listens, and the certificate authority to trust; None: no TLS."""
-
-    address: str = DEFAULT_ADDRESS
-    root_certificates: Path | None = None
-
-    @classmethod
-    def of(cls, engine: EngineSection) -> Link:
-        """That of a scenario; DeployError for one that would speak in the clear over a network."""
-        address = engine.address or DEFAULT_ADDRESS
-        if engine.root_certificates is None and address.rpartition(":")[0] not in _LOCAL:
-            raise DeployError(
-                f"engine.address {address} is another machine, and without engine.root_certificates everything would"
-                " be readable on the way; name the file of the certificate authority"
-            )
-        certificates = Path(engine.root_certificates).absolute() if engine.root_certificates else None
-        if certificates is not None and not certificates.is_file():
-            raise DeployError(f"engine.root_certificates {certificates} is not a file; `fedsim deploy init` makes one")
-        return cls(address, certificates)
 
 
 @dataclass(frozen=True)
@@ -75,27 +53,6 @@ class State:
     def failed(self) -> bool:
         """Whether it ended in another way than by coming to its end."""
         return self.finished and self.ending != "completed"
-
-
-@contextmanager
-def control(link: Link) -> Iterator[ControlHttpClient]:
-    """A client of the SuperLink's control API; whatever goes wrong with it is one sentence."""
-    certificates = link.root_certificates.read_bytes() if link.root_certificates else None
-    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-    client = ControlHttpClient.from_server_address(link.address, certificates is None, certificates, interceptors)
-    try:
-        yield client
-    except httpx.HTTPStatusError as error:
-        raise DeployError(
-            f"the SuperLink at {link.address} refuses: {error.response.text[:300]}; see `fedsim deploy doctor`"
-        ) from error
-    except httpx.HTTPError as error:
-        raise DeployError(
-            f"the SuperLink at {link.address} does not answer ({error}); start it with `fedsim deploy server`, or name"
-            " another engine.address"
-        ) from error
-    finally:
-        client.close()
 
 
 def submit(scenario: Scenario, folder: Path) -> int:

@@ -7,6 +7,9 @@ loop and its strategies never see a Flower id, and replies are sorted by client.
 
 Every message gets exactly one reply here. Who is not there, does not answer in time, answers for somebody else or
 answers twice is an error reply with the reason, so that a round always ends.
+
+Where nodes are known by their keys (a deployment by `fedsim deploy`), a node is believed only that it is the client
+whose key it has: who claims another's number is refused, and the transcript says so.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
@@ -23,6 +26,7 @@ from flwr.supercore.run import Run as FlowerRun
 
 from fedsim.errors import RunError
 from fedsim.federation.inline import client_of, error_reply, node_of
+from fedsim.scenario import CohortSection
 
 POLL_SECONDS = (0.02, 1.0)
 """The first pause between two questions for replies, and the longest; each is 1.5 times the one before."""
@@ -30,15 +34,21 @@ ASK_SECONDS = 20.0
 """How long a round waits for a node that has just come to say which client it is; if it takes longer, the next does."""
 JOIN_SECONDS = 60.0
 """How long the first message waits for clients that no node has answered for yet, if the deadline allows it."""
+Owners = Callable[[], Mapping[int, int]]
+"""Gives the client that each registered node is, by its key."""
 
 
 class FleetGrid(Grid):
     """Carries messages to clients over another grid, which knows nodes only."""
 
-    def __init__(self, grid: Grid, population: int, stop: threading.Event | None = None) -> None:
-        self.grid, self.population, self.stop = grid, population, stop
+    def __init__(
+        self, grid: Grid, population: int, stop: threading.Event | None = None, owners: Owners | None = None
+    ) -> None:
+        self.grid, self.population, self.stop, self.owners = grid, population, stop, owners
         self.nodes: dict[int, int] = {}
         """The node of each client that has been found."""
+        self.refused: list[tuple[int | None, str]] = []
+        """Clients whose nodes have claimed a number that is not theirs, and what they claimed; None: nobody's node."""
         self._claims: dict[int, int | None] = {}
         """Which client each node that has answered says that it is; None: none of this federation."""
         self._asked: dict[str, int] = {}
@@ -152,6 +162,8 @@ class FleetGrid(Grid):
         while True:
             online = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in online}
+            # Who has said something wrong, and is started again, is asked again.
+            self._claims = {node: said for node, said in self._claims.items() if said is not None or node in online}
             self._ask_who(sorted(online - self._claims.keys()), max(patience, ASK_SECONDS))
             self._choose(online)
             if all(client in self.nodes for client in clients) or time.monotonic() >= until:
@@ -190,6 +202,9 @@ class FleetGrid(Grid):
         answer = reply.content.config_records.get("client")
         client, population = (answer.get("partition-id"), answer.get("num-partitions")) if answer else (None, None)
         if isinstance(client, int) and population == self.population and 0 <= client < self.population:
+            if not self._is_its_own(node, client):
+                self._claims[node] = None
+                return
             self._claims[node] = client
             if client in self.nodes:
                 log.warning("node %d says that it is client %d, which node %d is", node, client, self.nodes[client])
@@ -199,3 +214,35 @@ class FleetGrid(Grid):
             "node %d says that it is client %s of %s, but the scenario has %d clients, numbered from 0; start it"
             " with another partition-id and num-partitions", node, client, population, self.population
         )  # fmt: skip
+
+    def _is_its_own(self, node: int, client: int) -> bool:
+        """Whether a node's key is that of the client that it says it is; if not, it is written down."""
+        if self.owners is None:
+            return True
+        own = self.owners().get(node)
+        if own != client:
+            key = "no client of this federation" if own is None else f"client {own}"
+            reason = f"node {node} says that it is client {client}, but its key is that of {key}; it is not asked"
+            self.refused.append((own, reason))
+            logging.getLogger("fedsim").warning("%s", reason)
+        return own == client
+
+
+def collect(grid: Grid, messages: Sequence[Message], cohort: CohortSection) -> list[Message]:
+    """One reply to each message. With too few that are no errors, those that are get another chance, so many times.
+
+    Who failed is asked again, as it has released nothing; who is late is waited for, so that it releases only once.
+    """
+    replies = list(grid.send_and_receive(messages, timeout=cohort.deadline))
+    for _ in range(cohort.retries):
+        failed = [position for position, reply in enumerate(replies) if reply.has_error()]
+        if len(messages) - len(failed) >= min(cohort.least_replies, len(messages)):
+            break
+        if isinstance(grid, FleetGrid):
+            grid.wait_for_all()
+        again = grid.send_and_receive([messages[position] for position in failed], timeout=cohort.deadline)
+        for position, reply in zip(failed, again, strict=True):
+            replies[position] = reply
+    if isinstance(grid, FleetGrid):
+        grid.forget()
+    return replies

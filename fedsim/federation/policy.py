@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -26,6 +26,11 @@ from fedsim.scenario.section import Section
 
 ModelName = Literal["logistic", "mlp", "cnn", "resnet8", "resnet18", "transformer"]
 StrategyName = Literal["fedavg", "fedsgd"]
+S = TypeVar("S", bound=Section)
+LARGEST_NOISE = 1e6
+"""A larger noise multiplier leaves nothing of an update, and has no meaning but to overflow something."""
+SMALLEST_NORM = 1e-9
+"""A smaller clipping norm has none either."""
 
 
 class Policy(Section):
@@ -35,9 +40,9 @@ class Policy(Section):
     """The name under which the ledger counts what this data has spent; the same data always has the same name."""
     unit: Unit = "example"
     """What must be protected: each example, or all that the client holds together."""
-    least_noise_multiplier: float = Field(0.5, gt=0)
+    least_noise_multiplier: float = Field(0.5, gt=0, le=LARGEST_NOISE)
     """Noise scale by clipping norm, at least; of every local step (unit example) or of the update (unit client)."""
-    largest_clipping_norm: float = Field(10.0, gt=0)
+    largest_clipping_norm: float = Field(10.0, ge=SMALLEST_NORM, le=1e9)
     """The norm to which gradients or updates are clipped, at most."""
     largest_epsilon: float = Field(8.0, gt=0)
     """The ε that all releases of this data may spend together, for ever; at `delta`, for one `unit`."""
@@ -92,23 +97,28 @@ class Request:
 
 def load_policy(path: Path) -> Policy:
     """The policy in a YAML file; what is left out is at its default."""
+    return load_section(path, Policy, "policy", "write one with `fedsim deploy init`")
+
+
+def load_section(path: Path, kind: type[S], what: str, remedy: str) -> S:
+    """A file of a client's owner: a YAML mapping of the fields of a section; PolicyError says what is wrong with it."""
     try:
         document, lines = scenario_yaml.parse(scenario_yaml.read_text(Path(path)), str(path))
     except ScenarioError as error:
-        raise PolicyError(str(error).replace("scenario file", "policy file")) from None
+        raise PolicyError(str(error).replace("scenario file", f"{what} file")) from None
     if not isinstance(document, dict | None):
-        raise PolicyError(f"{path}: a policy is a mapping of fields to values; write one with `fedsim deploy init`")
+        raise PolicyError(f"{path}: a {what} is a mapping of fields to values; {remedy}")
     try:
-        return Policy.model_validate(document or {}, strict=True)
+        return kind.model_validate(document or {}, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        field = ".".join(map(str, first["loc"])) or what
         place = f"{path}:{lines.get(first['loc'][:1], 1)}"
-        if first["type"] == "extra_forbidden":
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             raise PolicyError(
-                f"{place}: a policy has no field {field}; its fields are {', '.join(Policy.model_fields)}"
+                f"{place}: a {what} has no field {field}; its fields are {', '.join(kind.model_fields)}"
             ) from None
-        message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        message = f"{first['msg'][:1].lower()}{first['msg'][1:]}".removeprefix("value error, ")
         raise PolicyError(f"{place}: {field} is {first['input']!r}; {message}") from None
 
 
@@ -205,25 +215,25 @@ def _noise_problems(policy: Policy, scenario: Scenario, request: Request) -> Ite
     if not (noise or 0.0) >= least:
         shared = f" (its own share of a noise that {request.sharing} clients share)" if request.sharing > 1 else ""
         yield f"the noise multiplier for the unit {unit} is {noise or 0:g}{shared}, at least {least:g} is allowed"
+    for kind, value in (("example", request.example_noise), ("client", request.client_noise)):
+        if value is not None and not 0 <= value <= LARGEST_NOISE:
+            yield f"the noise multiplier for the unit {kind} is {value:g}, at most {LARGEST_NOISE:g} is allowed"
     norms = {"defence.example_dp.clipping_norm": defence.example_dp.clipping_norm} if defence.example_dp else {}
     if defence.client_dp is not None:
         norms["the clipping norm of the update"] = request.clipping_norm
         yield from _client_noise_problems(policy, scenario)
     for name, norm in norms.items():
-        if not 0 < norm <= policy.largest_clipping_norm:
-            yield f"{name} is {norm:g}, at most {policy.largest_clipping_norm:g} is allowed"
+        if not SMALLEST_NORM <= norm <= policy.largest_clipping_norm:
+            allowed = f"from {SMALLEST_NORM:g} to {policy.largest_clipping_norm:g}"
+            yield f"{name} is {norm:g}, {allowed} is allowed"
 
 
 def _client_noise_problems(policy: Policy, scenario: Scenario) -> Iterator[str]:
     section = scenario.defence.client_dp
-    if section is None:
-        return
-    if section.noise != "gaussian":
-        yield f"defence.client_dp.noise {section.noise} is not drawn safely on a real client; use gaussian"
-    if section.adaptive is None:
+    if section is None or section.adaptive is None:
         return
     bit_noise, least = section.adaptive.bit_noise, policy.least_noise_multiplier
-    if not bit_noise >= least:
-        yield f"defence.client_dp.adaptive.bit_noise is {bit_noise:g}, at least {least:g} is allowed"
+    if not least <= bit_noise <= LARGEST_NOISE:
+        yield f"defence.client_dp.adaptive.bit_noise is {bit_noise:g}, {least:g} to {LARGEST_NOISE:g} is allowed"
     if scenario.defence.secure_aggregation and not policy.count_noise_of_others:
         yield "adaptive clipping under secure aggregation shares the noise of the bit; leave adaptive out"

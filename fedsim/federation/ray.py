@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -59,6 +60,7 @@ def run_on_ray(plan: Plan, folder: Path, progress: Progress | None = None) -> No
     with tempfile.TemporaryDirectory() as bundle:
         flower.setLevel(logging.ERROR)
         try:
+            start_ray(plan.scenario.engine)
             _run_simulation(
                 num_supernodes=plan.population,
                 exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
@@ -81,9 +83,23 @@ def run_on_ray(plan: Plan, folder: Path, progress: Progress | None = None) -> No
 
 def backend(engine: EngineSection) -> dict[str, Any]:
     """Flower's configuration of Ray."""
-    start: dict[str, Any] = {"address": engine.address} if engine.address else {}
-    simulated = {"runtime_env": {"env_vars": {SIMULATED: "1"}}}
-    return {
-        "init_args": {**start, **simulated, "logging_level": logging.ERROR, "log_to_driver": False},
-        "client_resources": {"num_cpus": engine.client_cpus, "num_gpus": 0.0},
-    }
+    return {"client_resources": {"num_cpus": engine.client_cpus, "num_gpus": 0.0}}
+
+
+def start_ray(engine: EngineSection) -> None:
+    """Start Ray, or connect to the cluster of engine.address, before Flower does it.
+
+    Its workers must know that their clients are simulated, on whatever machine they are, and Flower leaves no room for
+    an environment beside its own (PYTHONPATH, as here).
+    """
+    import ray
+
+    path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    ray.init(
+        address=engine.address,
+        runtime_env={"env_vars": {SIMULATED: "1", "PYTHONPATH": path}},
+        include_dashboard=None if engine.address else False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        ignore_reinit_error=True,
+    )

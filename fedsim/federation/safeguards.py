@@ -79,7 +79,7 @@ class Safeguards:
         if source in ("csv", "text") and not policy.public_encoding:
             raise PolicyError(
                 f"data.source {source} is scaled and numbered by the client's own rows, which no noise covers; ask for"
-                " npz, or let its owner declare public_encoding in the policy"
+                " npz, for which its owner can encode a table by a schema, or have it declare public_encoding"
             )
 
     def check(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
@@ -100,9 +100,23 @@ class Safeguards:
         request = request_of(scenario, config, model.numel(), examples)
         charge_request(self._policy(), Ledger(self.ledger, create=False), scenario, request, self.run)
 
+    def answer_once(self, what: str) -> None:
+        """Write down, durably, that something is going to be answered; PolicyError, if it was already."""
+        if self.ledger is None:
+            raise PolicyError("secure aggregation needs a ledger, which shows that masks are used once; name one")
+        if not Ledger(self.ledger, create=False).first_time(self.run, what):
+            raise PolicyError(
+                "the server asks again for what this client has answered in secure aggregation; its masks are used"
+                " once, so it takes part again in the next attempt only"
+            )
+
     def inspection(self) -> Literal["refuse", "warn"]:
         """What is done with a model that looks made to leak; the server has no say in it."""
         return self._policy().inspect_model
+
+    def largest_model(self) -> int:
+        """Bytes of a model, at most."""
+        return self._policy().largest_message
 
     def _policy(self) -> Policy:
         """The owner's policy, or the strict default. What is wrong with the file is the owner's business alone."""

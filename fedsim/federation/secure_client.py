@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's half of secure aggregation, message by message; what it must remember is in the state of its node.
 
-Each wave is answered once in a round, in order, and with fresh secrets; after the last one they are gone.
+Each wave is answered once, in order, and with secrets that are fresh in every attempt of a round; after the last one
+they are gone. Flower pushes a reply before the state that belongs to it: a client that is killed in between comes back
+with the state of the wave before, and would use its masks, or open shares, a second time. So that a wave is answered is
+written to the client's ledger first, and is on the disk before anything leaves.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from fedsim.errors import PolicyError
 from fedsim.federation.masking import to_words
-from fedsim.federation.safeguards import number
-from fedsim.federation.secure_aggregation import Keys, Secrets, masked, sealed_shares, threshold_of, unmasking
+from fedsim.federation.safeguards import Safeguards, number
+from fedsim.federation.secure_aggregation import Dealt, Keys, Secrets, masked, sealed_shares, threshold_of, unmasking
 from fedsim.scenario import Scenario
 from fedsim.training import Layout
 
@@ -42,11 +45,15 @@ def give_shares(message: Message, context: Context, scenario: Scenario) -> Messa
     least = threshold_of(len(clients), all_needed=scenario.defence.client_dp is not None)
     if threshold < least:
         raise PolicyError(f"the server would unmask with {threshold} of {len(clients)} clients, {least} are needed")
+    _once(state, context, "shares")
     shares = sealed_shares(_own(state, context), keys, threshold, _label(message, context))
     state["wave"], state["threshold"] = 2, threshold
     for name in ("clients", "sealing-keys", "masking-keys"):
         state[name] = config[name]
-    return Message(RecordDict({"shares": ConfigRecord({"shares": [shares[c] for c in clients]})}), reply_to=message)
+    answer = ConfigRecord(
+        {"shares": [shares[c].sealed for c in clients], "prints": [shares[c].prints for c in clients]}
+    )
+    return Message(RecordDict({"shares": answer}), reply_to=message)
 
 
 def check_ready(message: Message, context: Context) -> None:
@@ -58,6 +65,10 @@ def check_ready(message: Message, context: Context) -> None:
     threshold = int(number(state, "threshold"))
     if not set(present) <= set(known) or len(set(present)) < threshold:
         raise PolicyError(f"the server would sum over {len(present)} clients, {threshold} of the round are needed")
+    sharing = message.content.config_records["config"].get("cohort-size", 0)
+    if not isinstance(sharing, int) or len(set(present)) < sharing:
+        raise PolicyError(f"the noise is shared by {sharing!r} clients, but {len(set(present))} of them are in the sum")
+    _once(state, context, "vector")
 
 
 def mask_reply(message: Message, context: Context, reply: Message, layout: Layout) -> Message:
@@ -67,7 +78,8 @@ def mask_reply(message: Message, context: Context, reply: Message, layout: Layou
     _, keys = _keys(state)
     vector = _vector(reply, layout)
     words = masked(_own(state, context), {c: keys[c] for c in present}, to_words(vector, len(keys)))
-    state["wave"], state["clients-present"], state["shares"] = 3, present, sent["shares"]
+    state["wave"], state["clients-present"] = 3, present
+    state["shares"], state["prints"] = sent["shares"], sent["prints"]
     return Message(RecordDict({"arrays": ArrayRecord({"masked": Array(words)})}), reply_to=message)
 
 
@@ -75,12 +87,13 @@ def give_unmasking(message: Message, context: Context) -> Message:
     """Wave 4: the shares that unmask the sum, once; then the secrets are forgotten."""
     state, config = _state(message, context, wave=3), message.content.config_records["config"]
     present: Any = state["clients-present"]
-    shares: Any = state["shares"]
+    shares, prints = _bytes(state["shares"]), _bytes(state["prints"])
     arrived: Any = config["arrived"]
+    _once(state, context, "unmasking")
     revealed = unmasking(
         _own(state, context),
         _keys(state)[1],
-        dict(zip(present, shares, strict=True)),
+        dict(zip(present, map(Dealt, shares, prints), strict=True)),
         set(arrived),
         int(number(state, "threshold")),
         _label(message, context),
@@ -120,6 +133,17 @@ def _state(message: Message, context: Context, wave: int) -> ConfigRecord:
             " wave is answered once, and without them an update of this scenario never leaves the client"
         )
     return state
+
+
+def _once(state: ConfigRecord, context: Context, wave: str) -> None:
+    """PolicyError for a wave that was answered with these secrets before, whatever the state says."""
+    own = Safeguards.of(context)
+    if own is not None:
+        own.answer_once(f"{wave} {_own(state, context).commitment.hex()}")
+
+
+def _bytes(value: Any) -> list[bytes]:
+    return list(value)
 
 
 def _own(state: ConfigRecord, context: Context) -> Secrets:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's half of secure aggregation, wave by wave; see `secure_aggregation` for the protocol.
 
-Who fails in a wave drops out of the round. The result is one reply with the sum, as the simulated access model
-(`replies.secure_sum`) gives it, and the error replies: nothing of a single client is ever written down.
+Who fails in a wave, or sends what cannot be used, drops out of the round, and the transcript says why. The result is
+one reply with the sum, as the simulated access model (`replies.secure_sum`) gives it, and the error replies: nothing of
+a single client is ever written down.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,18 @@ from fedsim.errors import RunError
 from fedsim.federation.arrays import to_record
 from fedsim.federation.inline import client_of, error_reply
 from fedsim.federation.masking import Words, from_words
-from fedsim.federation.secure_aggregation import Keys, threshold_of, unmasked_sum
+from fedsim.federation.secure_aggregation import (
+    Dealt,
+    Keys,
+    UnmaskingError,
+    is_dealt,
+    is_given,
+    threshold_of,
+    unmasked_sum,
+    unusable_keys,
+)
 from fedsim.federation.secure_client import TAIL
+from fedsim.federation.transcript import Transcript
 from fedsim.scenario import Scenario
 from fedsim.training import Layout
 
@@ -29,55 +41,100 @@ Collect = Callable[[Sequence[Message]], list[Message]]
 KEYS, SHARES, UNMASK = "train.keys", "train.shares", "train.unmask"
 
 
+SHUT_OUT = "shut out of secure aggregation, "
+
+
 def secure_collect(
-    grid: Grid, messages: Sequence[Message], scenario: Scenario, layout: Layout, collect: Collect
+    grid: Grid,
+    messages: Sequence[Message],
+    scenario: Scenario,
+    layout: Layout,
+    collect: Collect,
+    shut_out: dict[int, str],
 ) -> list[Message]:
     """The sum of the clients' weighted updates as one reply, and an error reply from each client that dropped out.
 
     `collect` gives one reply to each message, and may try again: nothing is released by the first wave. The others are
-    asked once.
+    asked once. `shut_out` holds the clients that have dealt wrongly, and is added to: where that leaves a sum masked,
+    the round is tried again without them, cohort.retries times at most.
     """
     if len(messages) < 2:
         raise RunError("secure aggregation of fewer than 2 clients would show an update; use a larger cohort")
-    round_ = int(messages[0].content.config_records["config"]["server-round"])  # type: ignore[arg-type]
-    waves = _Waves(grid, {client_of(m.metadata.dst_node_id): m for m in messages}, scenario.cohort.deadline)
+    originals = {client_of(message.metadata.dst_node_id): message for message in messages}
     threshold = threshold_of(len(messages), all_needed=scenario.defence.client_dp is not None)
-    asking = {client: waves.message(client, KEYS, {"server-round": round_}) for client in waves.originals}
-    found = waves.sort(collect(list(asking.values())), "keys")
-    keys: dict[int, Keys] = {c: (_bytes(r["sealing"]), _bytes(r["masking"])) for c, r in found.items()}
-    commitments = {c: _bytes(r["commitment"]) for c, r in found.items()}
-    if len(keys) < threshold:
-        return waves.errors(threshold, len(keys))
-    shares = _shares(waves, round_, keys, threshold)
-    if len(shares) < threshold:
-        return waves.errors(threshold, len(shares))
+    for attempts_left in reversed(range(1 + scenario.cohort.retries)):
+        waves = _Waves(grid, originals, scenario.cohort.deadline, threshold, shut_out)
+        try:
+            vectors, words = _attempt(waves, collect, layout.size + len(TAIL))
+        except UnmaskingError as error:
+            shut_out.update(error.culprits)
+            if error.culprits and attempts_left:
+                logging.getLogger("fedsim").warning("secure aggregation begins again, %s", error)
+                continue
+            return waves.errors(str(error))
+        reply = Message(_sum(from_words(words), len(vectors), scenario, layout), reply_to=waves.answers[min(vectors)])
+        return [reply, *waves.failed.values()]
+    raise AssertionError("there is at least one attempt")
+
+
+def shut_out_before(folder: Path) -> dict[int, str]:
+    """The clients that a run which is resumed has shut out."""
+    if not (folder / "transcript").is_dir():
+        return {}
+    errors = [line for line in Transcript(folder / "transcript").messages() if line.kind == "error"]
+    return {
+        line.client: line.reason.removeprefix(SHUT_OUT)
+        for line in errors
+        if line.client is not None and line.reason is not None and line.reason.startswith(SHUT_OUT)
+    }
+
+
+def _attempt(waves: _Waves, collect: Collect, length: int) -> tuple[dict[int, Words], Words]:
+    """The vectors that arrived and their unmasked sum, by the four waves; UnmaskingError where that cannot be."""
+    waves.check(len(waves.asked))
+    keys, commitments = _keys(waves, collect)
+    waves.check(len(keys))
+    shares = _shares(waves, keys)
+    waves.check(len(shares))
+    vectors = _vectors(waves, shares, length)
+    waves.check(len(vectors))
+    revealed = _revealed(waves, shares, set(vectors))
+    waves.check(len(revealed))
+    by_client = {client: {holder: given[client] for holder, given in revealed.items()} for client in shares}
     keys = {client: keys[client] for client in shares}
-    vectors = _vectors(waves, shares, layout.size + len(TAIL))
-    if len(vectors) < threshold:
-        return waves.errors(threshold, len(vectors))
-    revealed = _revealed(waves, round_, list(keys), sorted(vectors))
-    if len(revealed) < threshold:
-        return waves.errors(threshold, len(revealed))
-    by_client = {client: {holder: given[client] for holder, given in revealed.items()} for client in keys}
-    try:
-        total = from_words(unmasked_sum(vectors, keys, commitments, by_client, threshold))
-    except ValueError as error:
-        raise RunError(f"round {round_}: the sum cannot be unmasked, {error}; go on with --resume") from error
-    answered = waves.answers[min(vectors)]
-    return [Message(_sum(total, len(vectors), scenario, layout), reply_to=answered), *waves.failed.values()]
+    return vectors, unmasked_sum(vectors, keys, commitments, by_client, waves.threshold)
 
 
 class _Waves:
     """Sends a wave to clients, and keeps who dropped out and why."""
 
-    def __init__(self, grid: Grid, originals: Mapping[int, Message], deadline: float) -> None:
-        self.grid, self.originals, self.deadline = grid, originals, deadline
+    def __init__(
+        self,
+        grid: Grid,
+        originals: Mapping[int, Message],
+        deadline: float,
+        threshold: int,
+        shut_out: Mapping[int, str],
+    ) -> None:
+        self.grid, self.originals, self.deadline, self.threshold = grid, originals, deadline, threshold
+        config = next(iter(originals.values())).content.config_records["config"]
+        self.round = int(config["server-round"])  # type: ignore[arg-type]
+        self.asked = [client for client in originals if client not in shut_out]
+        self.shut_out = shut_out
         self.failed: dict[int, Message] = {}
         self.answers: dict[int, Message] = {}
+        for client in originals.keys() & shut_out.keys():
+            self.drop(client, f"{SHUT_OUT}{shut_out[client]}")
+
+    def check(self, left: int) -> None:
+        """UnmaskingError, if too few are left."""
+        if left < self.threshold:
+            raise UnmaskingError(f"{left} clients were left, secure aggregation needs {self.threshold}")
 
     def message(self, client: int, kind: str, config: Mapping[str, Any]) -> Message:
         node = self.originals[client].metadata.dst_node_id
-        return Message(RecordDict({"config": ConfigRecord(dict(config))}), node, kind)
+        content = ConfigRecord({"server-round": self.round, **config})
+        return Message(RecordDict({"config": content}), node, kind)
 
     def send(self, messages: Sequence[Message]) -> list[Message]:
         return list(self.grid.send_and_receive(messages, timeout=self.deadline))
@@ -97,22 +154,35 @@ class _Waves:
     def drop(self, client: int, reason: str) -> None:
         self.failed[client] = error_reply(self.originals[client], reason)
 
-    def errors(self, threshold: int, left: int) -> list[Message]:
+    def errors(self, reason: str) -> list[Message]:
         """Everybody's error reply, for a round that cannot be unmasked."""
-        logging.getLogger("fedsim").warning("secure aggregation: %d of %d needed clients are left", left, threshold)
-        reason = f"the round was given up: {left} clients were left, secure aggregation needs {threshold}"
+        logging.getLogger("fedsim").warning("secure aggregation: %s", reason)
         for client in self.originals:
-            if client not in self.failed:
-                self.drop(client, reason)
+            if client in self.shut_out:
+                self.drop(client, f"{SHUT_OUT}{self.shut_out[client]}")
+            elif client not in self.failed:
+                self.drop(client, f"the round was given up: {reason}")
         return [self.failed[client] for client in sorted(self.failed)]
 
 
-def _shares(waves: _Waves, round_: int, keys: Mapping[int, Keys], threshold: int) -> dict[int, dict[int, bytes]]:
-    """shares[u][v]: what client u has sealed for v."""
+def _keys(waves: _Waves, collect: Collect) -> tuple[dict[int, Keys], dict[int, bytes]]:
+    """The public keys and the commitment of each client that sent some that everybody can use."""
+    found = waves.sort(collect([waves.message(client, KEYS, {}) for client in waves.asked]), "keys")
+    published = {
+        client: ((_bytes(r.get("sealing")), _bytes(r.get("masking"))), _bytes(r.get("commitment")))
+        for client, r in found.items()
+    }
+    for client, reason in unusable_keys(published).items():
+        waves.drop(client, reason)
+        del published[client]
+    return {c: keys for c, (keys, _) in published.items()}, {c: commitment for c, (_, commitment) in published.items()}
+
+
+def _shares(waves: _Waves, keys: Mapping[int, Keys]) -> dict[int, dict[int, Dealt]]:
+    """shares[u][v]: what client u has dealt to v."""
     clients = sorted(keys)
     config = {
-        "server-round": round_,
-        "threshold": threshold,
+        "threshold": waves.threshold,
         "clients": clients,
         "sealing-keys": [keys[client][0] for client in clients],
         "masking-keys": [keys[client][1] for client in clients],
@@ -120,20 +190,24 @@ def _shares(waves: _Waves, round_: int, keys: Mapping[int, Keys], threshold: int
     found = waves.sort(waves.send([waves.message(client, SHARES, config) for client in clients]), "shares")
     shares = {}
     for client, record in found.items():
-        given = _byte_list(record.get("shares"), len(clients))
-        if given is None:
+        sealed, prints = (_byte_list(record.get(name), len(clients)) for name in ("shares", "prints"))
+        dealt = list(map(Dealt, sealed or [], prints or []))
+        if len(dealt) != len(clients) or not all(map(is_dealt, dealt)):
             waves.drop(client, "its shares are not one for each client")
         else:
-            shares[client] = dict(zip(clients, given, strict=True))
+            shares[client] = dict(zip(clients, dealt, strict=True))
     return shares
 
 
-def _vectors(waves: _Waves, shares: Mapping[int, Mapping[int, bytes]], length: int) -> dict[int, Words]:
+def _vectors(waves: _Waves, shares: Mapping[int, Mapping[int, Dealt]], length: int) -> dict[int, Words]:
     """The masked vectors of those who sent one."""
     present, messages = sorted(shares), []
     for client in present:
         original = waves.originals[client]
-        secure = ConfigRecord({"clients": present, "shares": [shares[other][client] for other in present]})
+        dealt = [shares[other][client] for other in present]
+        secure = ConfigRecord(
+            {"clients": present, "shares": [d.sealed for d in dealt], "prints": [d.prints for d in dealt]}
+        )
         content = RecordDict({**original.content, "secure": secure})
         messages.append(Message(content, original.metadata.dst_node_id, original.metadata.message_type))
     vectors = {}
@@ -154,14 +228,24 @@ def _vectors(waves: _Waves, shares: Mapping[int, Mapping[int, bytes]], length: i
     return vectors
 
 
-def _revealed(waves: _Waves, round_: int, present: list[int], arrived: list[int]) -> dict[int, dict[int, bytes]]:
+def _revealed(
+    waves: _Waves, shares: Mapping[int, Mapping[int, Dealt]], arrived: set[int]
+) -> dict[int, dict[int, bytes]]:
     """revealed[v][u]: the share of client u that v gives. Who fails here is in the sum all the same."""
-    before = dict(waves.failed)
-    config = {"server-round": round_, "arrived": arrived}
-    found = waves.sort(waves.send([waves.message(client, UNMASK, config) for client in arrived]), "shares")
+    present, before = sorted(shares), dict(waves.failed)
+    asking = [waves.message(client, UNMASK, {"arrived": sorted(arrived)}) for client in sorted(arrived)]
+    found = waves.sort(waves.send(asking), "shares")
     waves.failed = before
-    given = {holder: _byte_list(record.get("shares"), len(present)) for holder, record in found.items()}
-    return {holder: dict(zip(present, s, strict=True)) for holder, s in given.items() if s is not None}
+    label, revealed = f"{waves.grid.run.run_id}|{waves.round}", {}
+    for holder, record in found.items():
+        given = dict(zip(present, _byte_list(record.get("shares"), len(present)) or [], strict=False))
+        if len(given) == len(present) and all(
+            is_given(share, shares[u][holder], label, u, holder, seed=u in arrived) for u, share in given.items()
+        ):
+            revealed[holder] = given
+        else:
+            waves.drop(holder, "its update is in the sum, but the shares that it gave are not those that it was dealt")
+    return revealed
 
 
 def _sum(total: np.ndarray[Any, np.dtype[np.float64]], clients: int, scenario: Scenario, layout: Layout) -> RecordDict:

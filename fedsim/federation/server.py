@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
@@ -20,14 +21,14 @@ from fedsim.errors import RunError
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
-from fedsim.federation.fleet import FleetGrid
+from fedsim.federation.fleet import FleetGrid, Owners, collect
 from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
 from fedsim.federation.inline import InlineGrid, client_of, node_of
 from fedsim.federation.plan import Plan, as_told, plan
-from fedsim.federation.secure_rounds import secure_collect
+from fedsim.federation.secure_rounds import secure_collect, shut_out_before
 from fedsim.federation.transcript import Kind, MessageLine, Transcript, write_json
 from fedsim.privacy import PrivacyClaim
-from fedsim.scenario import CohortSection, Scenario
+from fedsim.scenario import EngineSection, Scenario
 from fedsim.scenario_file import load_scenario
 from fedsim.strategies import STRATEGIES, FedAvg
 from fedsim.strategies.fedavg import Rules
@@ -90,7 +91,7 @@ def serve(
 ) -> None:
     """Run the rounds that are left, and leave the trained model in the run folder."""
     if not isinstance(grid, InlineGrid):
-        grid = FleetGrid(grid, plan.population, stop)
+        grid = FleetGrid(grid, plan.population, stop, _owners(plan.scenario.engine))
     with clear_write_errors(folder):
         # The ServerApp of a run that was stopped to be resumed may take a while to notice.
         patience = 60.0 if plan.scenario.engine.kind == "deploy" else 0.0
@@ -100,6 +101,14 @@ def serve(
             writer.finish(plan.layout.unflatten(model))
         finally:
             writer.close()
+
+
+def _owners(engine: EngineSection) -> Owners | None:
+    if engine.kind != "deploy":
+        return None
+    from fedsim.federation.link import owners  # half a second, which only a deployment needs
+
+    return owners(engine)
 
 
 def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Tensor:
@@ -114,7 +123,7 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
                 told[arrival.client] = min(arrival.examples, told.get(arrival.client, arrival.examples))
         writer.transcript.received(round_, _received(round_, strategy.reply_kind, arrivals, refused))
 
-    strategy = make_strategy(plan, observe)
+    strategy, shut_out = make_strategy(plan, observe), shut_out_before(writer.path)
     checkpoint = writer.checkpoint
     if checkpoint is not None:
         strategy.load_state(checkpoint.state)
@@ -125,7 +134,7 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
     arrays = to_record(model, plan.layout)
     for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
         known = dict(told)
-        arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays)
+        arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays, shut_out)
         if told != known and (plan := as_told(planned, told)) is not planned:
             write_json(writer.path / "claims.json", [claim.to_dict() for claim in plan.claims])
         _check_enough(plan, round_, int(_number(metrics["clients"])), refusals)
@@ -161,7 +170,13 @@ def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Ref
 
 
 def play_round(
-    grid: Grid, plan: Plan, writer: RunWriter, strategy: FedAvg, round_: int, arrays: ArrayRecord
+    grid: Grid,
+    plan: Plan,
+    writer: RunWriter,
+    strategy: FedAvg,
+    round_: int,
+    arrays: ArrayRecord,
+    shut_out: dict[int, str],
 ) -> tuple[ArrayRecord, MetricRecord]:
     """One round: send the model, collect what comes back, write both down, aggregate."""
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
@@ -169,35 +184,18 @@ def play_round(
     _write_sent(writer, strategy, MessageLine(round_, "sent", "model", config=config), messages)
     scenario = plan.scenario
     if scenario.defence.secure_aggregation and scenario.engine.kind == "deploy" and messages:
-        replies = secure_collect(
-            grid, messages, scenario, plan.layout, lambda some: collect(grid, some, scenario.cohort)
-        )
+        ask = partial(collect, grid, cohort=scenario.cohort)
+        replies = secure_collect(grid, messages, scenario, plan.layout, ask, shut_out)
     else:
         replies = collect(grid, messages, scenario.cohort)
         if scenario.defence.secure_aggregation:
             replies = secure_sum(replies, plan.layout, client_of, strategy.limits())
+    if isinstance(grid, FleetGrid):
+        refused = [(MessageLine(round_, "received", "error", who, reason=reason), None) for who, reason in grid.refused]
+        writer.transcript.received(round_, refused)
+        grid.refused.clear()
     aggregate, metrics = strategy.aggregate_train(round_, replies)
     return arrays if aggregate is None else aggregate, metrics or MetricRecord()
-
-
-def collect(grid: Grid, messages: Sequence[Message], cohort: CohortSection) -> list[Message]:
-    """One reply to each message. With too few that are no errors, those that are get another chance, so many times.
-
-    Who failed is asked again, as it has released nothing; who is late is waited for, so that it releases only once.
-    """
-    replies = list(grid.send_and_receive(messages, timeout=cohort.deadline))
-    for _ in range(cohort.retries):
-        failed = [position for position, reply in enumerate(replies) if reply.has_error()]
-        if len(messages) - len(failed) >= min(cohort.least_replies, len(messages)):
-            break
-        if isinstance(grid, FleetGrid):
-            grid.wait_for_all()
-        again = grid.send_and_receive([messages[position] for position in failed], timeout=cohort.deadline)
-        for position, reply in zip(failed, again, strict=True):
-            replies[position] = reply
-    if isinstance(grid, FleetGrid):
-        grid.forget()
-    return replies
 
 
 def _write_sent(writer: RunWriter, strategy: FedAvg, line: MessageLine, messages: Sequence[Message]) -> None:

@@ -6,18 +6,19 @@ A simulated client holds its part of the scenario's data; a deployed one may bri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedsim.data import Dataset, Partition, load_dataset, make_partition
 from fedsim.data.dataset import Rows
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, PolicyError
 from fedsim.models import build_model
-from fedsim.scenario import Scenario
+from fedsim.scenario import ModelSection, Scenario
 from fedsim.training import ExampleClipping, Layout, LocalWork, layout_of
 
 
@@ -52,26 +53,75 @@ PRIVATE_PATH = "of-the-client"
 """What stands for the path of the data in the scenario that goes to deployed clients."""
 
 
+def _all_rows(dataset: Dataset, file: Path) -> Dataset:
+    """The data set of a client's own file with every row in its training part, unless the file has a test part itself.
+
+    A claim for examples compares data sets that differ in one row. Rows that are held out, or left out by data.limit,
+    are drawn by the seed from as many as there are: with one row more they would be others, and the rows that are
+    trained on would differ in many. The server has rows of its own to evaluate with.
+    """
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as archive:
+            if "x_test" in archive.files:
+                return dataset
+    x, y = (torch.cat([getattr(dataset, f"{k}_train"), getattr(dataset, f"{k}_test")]) for k in ("x", "y"))
+    return replace(dataset, x_train=x, y_train=y)
+
+
+DEEPEST = 1000
+"""Layers of a model that is built for somebody who is not trusted."""
+
+
 @lru_cache(maxsize=4)
-def workplace(scenario_json: str, data_path: str | None = None, clients: int = 1) -> Workplace:
-    """The workplace of a scenario, built once in a process; with a client's own data, where it has a file of it."""
+def workplace(
+    scenario_json: str, data_path: str | None = None, clients: int = 1, largest: int | None = None
+) -> Workplace:
+    """The workplace of a scenario, built once in a process; with a client's own data, where it has a file of it.
+
+    `largest` is the size in bytes of the largest model that is built; PolicyError for one that would be larger.
+    """
     scenario = Scenario.model_validate_json(scenario_json)
     data = scenario.data
     if data_path is not None:
         data = type(data).model_validate(
-            {**data.model_dump(exclude_unset=True), "path": str(Path(data_path).absolute())}
+            {**data.model_dump(exclude_unset=True), "path": str(Path(data_path).absolute()), "limit": None}
         )
     elif getattr(data, "path", None) == PRIVATE_PATH:
         raise FedsimError("this client has no data: set data-path in its node configuration to the file that holds it")
     dataset = load_dataset(data, scenario.seed)
     partition: Partition
     if data_path is not None:
+        dataset = _all_rows(dataset, Path(data_path))
         partition = OwnData(clients, len(dataset.x_train))
     else:
         partition = make_partition(scenario.partition, dataset, scenario.cohort.population, scenario.seed)
     shape = tuple(dataset.x_train.shape[1:])
+    if largest is not None:
+        check_size(scenario.model, shape, dataset, largest)
     model = build_model(scenario.model, shape, dataset.classes, scenario.seed, kind=dataset.kind)
     return Workplace(scenario, dataset, partition, model, layout_of(model))
+
+
+def check_size(model: ModelSection, shape: tuple[int, ...], dataset: Dataset, largest: int) -> None:
+    """PolicyError for a model that would have more bytes than allowed, before a byte of it is there.
+
+    It is built on torch's meta device, which has shapes and no memory. How large it would be is not said: the client's
+    data has a part in it.
+    """
+    depth = max(len(getattr(model, "hidden", ())), getattr(model, "layers", 0))
+    too_large = PolicyError(
+        f"the client's policy refuses the run: model {model.name} would have more than largest_message {largest} bytes"
+        f" or {DEEPEST} layers; ask for a smaller one"
+    )
+    if depth > DEEPEST:
+        raise too_large
+    try:
+        with torch.device("meta"):
+            layout = layout_of(build_model(model, shape, dataset.classes, 0, kind=dataset.kind))
+    except (RuntimeError, OverflowError, TypeError):  # of torch, where a size is beyond its integers
+        raise too_large from None
+    if 4 * layout.size > largest:
+        raise too_large
 
 
 def is_private(scenario: Scenario) -> bool:

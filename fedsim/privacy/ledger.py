@@ -49,6 +49,9 @@ CREATE TABLE charges (
 CREATE TRIGGER never_changed BEFORE UPDATE ON charges BEGIN SELECT RAISE(ABORT, 'a charge is never changed'); END;
 CREATE TRIGGER never_removed BEFORE DELETE ON charges BEGIN SELECT RAISE(ABORT, 'a charge is never removed'); END;
 """
+_ONCE = """
+CREATE TABLE IF NOT EXISTS once (run TEXT NOT NULL, what TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (run, what))
+"""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,16 @@ class Ledger:
             if budget is not None and fresh:
                 _check_budget(list(there.values()), fresh, budget)
             connection.executemany(f"INSERT INTO charges VALUES (NULL{', ?' * 12})", map(_row, fresh))
+
+    def first_time(self, run: str, what: str) -> bool:
+        """Write down that something is done in a run, durably; False if it was written down before.
+
+        For what must happen once whatever a crash or a server does, as the use of a mask; it spends nothing.
+        """
+        with self._transaction() as connection:
+            connection.execute(_ONCE)
+            done = connection.execute("INSERT OR IGNORE INTO once VALUES (?, ?, ?)", (run, what, time.time()))
+            return done.rowcount == 1
 
     def charges(self, dataset: str | None = None) -> list[Charge]:
         """Every charge, in the order in which they were made."""

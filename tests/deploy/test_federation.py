@@ -146,6 +146,24 @@ def _run_texts(run: Path) -> str:
     return "".join(path.read_text() for path in run.rglob("*.json*") if path.is_file())
 
 
+def test_secure_aggregation_gives_sums_only(federation: Federation, tmp_path: Path) -> None:
+    scenario = tmp_path / "secure.yaml"
+    scenario.write_text(SCENARIO.replace("defence: {", "defence: {secure_aggregation: true, "))
+    done = federation.fedsim(
+        "deploy", "submit", str(federation.folder), str(scenario), "--no-report", "--json", seconds=800
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{federation.log('client1')}"
+    lines = _received(federation.folder / "server" / "runs" / "secure-001")
+    assert [(line["kind"], line["clients"]) for line in lines] == [("sum", 3), ("sum", 3)]
+    for number in CLIENTS:
+        assert len(Ledger(federation.folder / f"client-{number}" / "ledger.sqlite").charges()) == 4
+
+
+def _received(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "transcript" / "messages.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["direction"] == "received"]
+
+
 def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:
     server = federation.fedsim("deploy", "doctor", str(federation.folder))
     assert server.returncode == 0, server.stdout
@@ -197,6 +215,28 @@ def test_revoked_stays_revoked_and_the_others_come_back_after_a_restart(federati
     again = _outsider(federation, tmp_path, found)
     assert not again["revoked key, activate"].startswith("OPEN")
     assert not again["revoked key, messages"].startswith("OPEN")
+
+
+def test_a_client_that_claims_the_number_of_another_is_refused_by_its_key(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Client 3, whose number is 2, says that it is number 0; client 2 was revoked before."""
+    net, folder = federation.net, federation.folder / "client-3"
+    net.stop(federation.clients[3])
+    file = folder / "client.toml"
+    file.write_text(file.read_text().replace("partition_id = 2", "partition_id = 0"))
+    net.start("client3", [*FEDSIM, "deploy", "client", str(folder)], federation.logs / "client3.log")
+    federation.wait_online({"client-1", "client-3"})
+    scenario = tmp_path / "claims.yaml"
+    scenario.write_text(SCENARIO)
+    words = ("deploy", "submit", str(federation.folder), str(scenario), "--set", "rounds=1", "--no-report", "--json")
+    done = federation.fedsim(*words)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = _received(federation.folder / "server" / "runs" / "claims-001")
+    assert [line["client"] for line in lines if line["kind"] == "update"] == [0]
+    told = [line["reason"] for line in lines if line.get("client") == 2]
+    assert any("says that it is client 0, but its key is that of client 2" in reason for reason in told), told
+    assert len(Ledger(folder / "ledger.sqlite").charges()) == 4  # it was asked for nothing
 
 
 def _outsider(federation: Federation, tmp_path: Path, statuses: dict[str, str]) -> dict[str, str]:

@@ -88,7 +88,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_made(made: Path, tmp_pa
         init.create(made, 3, ["other"])
     assert (made / "ca/ca.key").read_bytes() == before
     for clients, hosts, words in (
-        (0, ["a"], "at least one"),
+        (0, ["a"], "from 1 to 10000"),
         (1, [], "--host is missing"),
         (1, ["a b"], "neither a host"),
     ):
@@ -233,6 +233,11 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(folder: Path, monkeypatch:
     assert (key.status, key.remedy.split(";")[0]) == ("wrong", f"`chmod 600 {folder / 'server/server.key'}`")
     assert found[str(folder / "server/server.crt")].status == "doubtful"
     assert found["SuperLink"].status == "wrong"
+    assert found["fleet.toml"].status == "good"
+    (folder / "server/clients/stranger.pub").write_bytes(certificates.make_client("stranger").public)
+    assert "stranger has no number" in {finding.what: finding for finding in doctor.examine(folder)}["fleet.toml"].said
+    (folder / "server/fleet.toml").unlink()
+    assert {finding.what: finding for finding in doctor.examine(folder)}["fleet.toml"].status == "wrong"
     assert "fedsim deploy server" in found["SuperLink"].remedy
     with socket.socket() as wide:
         wide.bind(("0.0.0.0", 0))

@@ -86,6 +86,30 @@ def test_two_nodes_for_one_client(undisturbed: Run, tmp_path: Path, world: Any, 
     assert same(run, undisturbed)
 
 
+def test_a_client_that_claims_the_number_of_another(
+    tmp_path: Path, world: Any, note: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 2 says that it is client 1, and may be there first. Who is who follows from keys, not from words."""
+    world.node_config = {2: {"partition-id": 1, "simulated": True}}
+
+    def owners(engine: Any) -> Any:
+        said = world.grids[0].configs.items()
+        liar, honest = [node for node, config in said if config["partition-id"] == 1]
+        return lambda: {node: config["partition-id"] for node, config in said} | {liar: 2, honest: 1}
+
+    from fedsim.federation import server
+
+    monkeypatch.setattr(server, "_owners", owners)
+    run = fedsim.run(scenario(rounds=2), out=tmp_path / "run")
+    errors = [line for line in run.transcript.messages() if line.kind == "error"]
+    note("a client claims another's number", "refused by its key, the other takes part", str(errors[0].reason)[-80:])
+    assert "says that it is client 1, but its key is that of client 2" in str(errors[0].reason)
+    assert [(line.round, line.client) for line in errors] == [(1, 2), (1, 2), (2, 2)]  # and it is missing in each round
+    liar = next(iter(node for node, config in world.grids[0].configs.items() if config["partition-id"] == 1))
+    assert liar not in world.grids[0].states
+    assert sorted(world.trained) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
 def test_a_node_that_is_started_again_while_the_dead_one_is_still_listed(tmp_path: Path, world: Any, note: Any) -> None:
     dead: list[int] = []
 
@@ -287,6 +311,22 @@ def test_the_ledger_is_charged_before_anything_leaves(tmp_path: Path, world: Any
     note("(no fault: a policy that is kept)", "one charge a round, noise from the system", f"{len(charges)} charges")
     assert not refusals(run)
     assert [charge.round for charge in charges] == [1, 2]
+
+
+def test_laplace_noise_of_a_real_client_is_its_own(tmp_path: Path, world: Any, note: Any) -> None:
+    """On a grid, from the operating system: two runs of one scenario differ, and the ledger knows what was drawn."""
+    ledger = guarded(world, tmp_path, "largest_epsilon: 1000\nunit: client\nlargest_clipping_norm: 100.0")
+    private = {"client_dp": {"noise_multiplier": 2.0, "noise": "laplace", "clipping_norm": 50.0}}
+    settings = scenario(defence=private, rounds=1)
+    runs = [fedsim.run(settings, out=tmp_path / name) for name in ("one", "two")]
+    kinds = [(charge.unit, charge.mechanism.kind) for charge in Ledger(ledger).charges()]
+    note("(no fault: Laplace noise on a real client)", "noise of the system, charged as Laplace", f"{kinds}")
+    assert [refusals(run) for run in runs] == [[], []]
+    assert kinds == [("client", "laplace")] * 2
+    updates = [run.transcript.update(1, 1) for run in runs]
+    assert any(not torch.equal(tensor, updates[1][name]) for name, tensor in updates[0].items())
+    flat = torch.cat([tensor.flatten() for tensor in updates[0].values()])
+    assert float(flat.abs().mean()) == pytest.approx(100.0, rel=0.2)  # b = 2 · 50
 
 
 def test_a_ledger_that_is_damaged(tmp_path: Path, world: Any, note: Any) -> None:

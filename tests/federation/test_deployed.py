@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -73,14 +74,33 @@ def test_what_is_private_does_not_travel(tmp_path: Path) -> None:
 def test_a_client_trains_on_its_own_file(tmp_path: Path) -> None:
     theirs, own = npz(tmp_path / "server.npz", 60, 0), npz(tmp_path / "own.npz", 90, 1)
     scenario = Scenario.model_validate(
-        {"data": {"source": "npz", "path": str(theirs)}, "cohort": {"population": 2}, "rounds": 1}
+        {"data": {"source": "npz", "path": str(theirs), "limit": 30}, "cohort": {"population": 2}, "rounds": 1}
     )
     text = public_scenario(scenario)
     node = {"partition-id": 1, "num-partitions": 2, "data-path": str(own)}
     place = _place(Context(1, 2, node, RecordDict(), {"scenario": text}))
-    assert place.partition.size(1) == len(place.dataset.x_train) == 72  # the rest is held out
+    assert place.partition.size(1) == len(place.dataset.x_train) == 90  # nothing is held out: see the next test
     with pytest.raises(FedsimError, match="data-path"):
         workplace(text)
+
+
+def test_one_row_more_in_the_owners_file_is_one_row_more_in_training(tmp_path: Path) -> None:
+    """Rows that were held out by a draw from all of them would be others: the claim would be for one row, and wrong."""
+    text = public_scenario(
+        Scenario.model_validate({"data": {"source": "npz", "path": str(npz(tmp_path / "server.npz", 60, 0))}})
+    )
+    rng, rows = np.random.default_rng(3), []
+    x, y = rng.normal(size=(91, 4)).astype(np.float32), np.arange(91) % 2
+    for name, count in (("less", 90), ("more", 91)):
+        np.savez(tmp_path / f"{name}.npz", x_train=x[:count], y_train=y[:count])
+        node = {"partition-id": 0, "num-partitions": 2, "data-path": str(tmp_path / f"{name}.npz")}
+        place = _place(Context(1, 2, node, RecordDict(), {"scenario": text}))
+        rows.append({row.numpy().tobytes() for row in place.dataset.x_train})
+    assert len(rows[1] - rows[0]) == 1
+    assert rows[0] <= rows[1]
+    np.savez(tmp_path / "more.npz", x_train=x[:80], y_train=y[:80], x_test=x[80:], y_test=y[80:])
+    workplace.cache_clear()
+    assert len(_place(Context(1, 2, node, RecordDict(), {"scenario": text})).dataset.x_train) == 80
 
 
 def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -> None:
@@ -121,6 +141,17 @@ def test_a_client_with_safeguards_is_never_simulated(monkeypatch: pytest.MonkeyP
     assert Safeguards.of(Context(1, 2, node, RecordDict(), {})) is None
     assert Safeguards.of(Context(1, 2, {**node, "ledger": "l"}, RecordDict(), {})) is not None
     assert "FEDSIM_SIMULATED" not in environment(Path("home"))
+
+
+def test_a_clients_process_reports_itself_before_it_imports_what_takes_long() -> None:
+    """Flower gives it about a minute, and starts another one beside it if it takes longer: they would pile up."""
+    code = (
+        "import sys; from flwr.supernode.cli.flwr_clientapp import flwr_clientapp;"
+        "from flwr.supernode.runtime import run_clientapp; from fedsim.deploy.clientapp import take_no_code;"
+        "take_no_code(run_clientapp); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_the_bundle_of_a_server_is_never_opened(tmp_path: Path) -> None:
@@ -168,7 +199,7 @@ def test_a_claim_follows_the_examples_that_clients_say_they_hold(tmp_path: Path,
     run = fedsim.run(scenario, out=tmp_path / "real")
     assert planned is not None
     assert run.claim is not None
-    assert run.claim.sample_rate == pytest.approx(32 / 60)
+    assert run.claim.sample_rate == pytest.approx(32 / 75)
     assert run.claim.epsilon > 1.3 * planned.epsilon
     assert run.metrics["privacy"].iloc[-1][0]["epsilon"] == pytest.approx(run.claim.epsilon)
 

@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 import fedsim
-from fedsim.errors import ScenarioError
+from fedsim.deploy.certificates import make_client
+from fedsim.errors import DeployError, ScenarioError
 from fedsim.federation import ray as ray_engine
 from fedsim.federation.guard import always_answering
 from fedsim.federation.inline import InlineGrid, error_reply, node_of
 from fedsim.federation.run import Run
-from fedsim.scenario import Scenario
+from fedsim.scenario import EngineSection, Scenario
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -109,3 +113,51 @@ def test_ray_is_asked_for_in_one_sentence_where_it_is_missing(tmp_path: Path, mo
     with pytest.raises(ScenarioError, match=r"pip install 'fedsim\[ray\]'"):
         fedsim.run(scenario(engine="ray"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_file_of_the_fleet_says_which_client_a_key_is(tmp_path: Path) -> None:
+    from fedsim.federation.link import fleet_text, pem, read_fleet
+
+    keys = {f"client-{n}": make_client(f"client-{n}").public for n in (1, 2)}
+    file = tmp_path / "fleet.toml"
+    file.write_text(fleet_text(keys))
+    assert read_fleet(file) == {pem(keys["client-1"]): 0, pem(keys["client-2"]): 1}
+    good = file.read_text()
+    for bad in (
+        good.replace("partition_id = 1", "partition_id = 0"),
+        good.replace("partition_id = 1", 'partition_id = "1"'),
+        good.replace("ecdsa", "x"),
+        good.replace(keys["client-2"].decode().split()[1], keys["client-1"].decode().split()[1]),
+        "client-1 = 0",
+        "[",
+    ):
+        file.write_text(bad)
+        with pytest.raises(DeployError, match="does not say which client each key is"):
+            read_fleet(file)
+    file.unlink()
+    with pytest.raises(DeployError, match="restore it"):
+        read_fleet(file)
+
+
+def test_the_nodes_of_a_deployment_are_those_of_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.proto.control_pb2 import ListNodesResponse
+
+    from fedsim.deploy import init
+    from fedsim.federation import link
+
+    server = init.create(tmp_path / "fed", 2, ["localhost"])
+    keys = [link.pem((tmp_path / "fed" / f"client-{n}" / "key.pub").read_bytes()) for n in (1, 2)]
+    listed = ListNodesResponse()
+    for node, key in ((70, keys[1]), (71, keys[0]), (72, link.pem(make_client("stranger").public))):
+        listed.nodes_info.add(node_id=node, public_key=key)
+
+    @contextmanager
+    def control(where: link.Link) -> Iterator[Any]:
+        assert where.address == "127.0.0.1:8000"
+        yield SimpleNamespace(ListNodes=lambda request: listed)
+
+    monkeypatch.setattr(link, "control", control)
+    found = link.owners(EngineSection(kind="deploy", root_certificates=str(server.path / "ca.crt")))
+    assert found is not None
+    assert found() == {70: 1, 71: 0}
+    assert link.owners(EngineSection(kind="deploy")) is None

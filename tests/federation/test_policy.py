@@ -2,13 +2,18 @@
 from __future__ import annotations
 
 import math
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.errors import PolicyError
+from fedsim.federation.client import app, workplace
+from fedsim.federation.inline import InlineGrid
+from fedsim.federation.plan import scenario_json
 from fedsim.federation.policy import (
     Policy,
     Request,
@@ -18,6 +23,7 @@ from fedsim.federation.policy import (
     policy_text,
     releases,
 )
+from fedsim.federation.workplace import check_size
 from fedsim.privacy import Mechanism, account
 from fedsim.privacy.ledger import Ledger
 from fedsim.scenario import Scenario
@@ -42,6 +48,20 @@ WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("noise multiplier for the unit example is 0.4", {}, {}, {"example_noise": 0.4}),
     ("noise multiplier for the unit example is nan", {}, {}, {"example_noise": math.nan}),
     ("noise multiplier for the unit example is 0,", {}, {}, {"example_noise": None}),
+    ("noise multiplier for the unit example is inf, at most 1e+06", {}, {}, {"example_noise": math.inf}),
+    ("noise multiplier for the unit example is 1e+300, at most 1e+06", {}, {}, {"example_noise": 1e300}),
+    (
+        "noise multiplier for the unit client is inf, at most 1e+06",
+        {"unit": "client"},
+        {"defence": CLIENT},
+        {"client_noise": math.inf},
+    ),
+    (
+        "clipping norm of the update is 1e-300, from 1e-09 to 10",
+        {"unit": "client"},
+        {"defence": CLIENT},
+        {"client_noise": 4.0, "clipping_norm": 1e-300},
+    ),
     ("defence.example_dp is not there", {}, {"defence": {}}, {}),
     ("defence.client_dp is not there", {"unit": "client"}, {}, {}),
     (
@@ -61,12 +81,6 @@ WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"unit": "client"},
         {"defence": CLIENT},
         {"client_noise": 4.0, "clipping_norm": math.nan},
-    ),
-    (
-        "laplace is not drawn safely",
-        {"unit": "client"},
-        {"defence": {"client_dp": {"noise_multiplier": 4.0, "noise": "laplace"}}},
-        {"client_noise": 4.0},
     ),
     (
         "bit_noise is 0.1",
@@ -151,6 +165,10 @@ def test_the_file_that_init_writes_is_the_default_policy(tmp_path: Path) -> None
     [
         ("largest_epsilonn: 3", "policy.yaml:1: a policy has no field largest_epsilonn"),
         ("unit: example\nlargest_epsilon: -1", "policy.yaml:2: largest_epsilon is -1"),
+        ("least_noise_multiplier: 1.0e+300", "policy.yaml:1: least_noise_multiplier is 1e+300"),
+        ("least_noise_multiplier: .inf", "policy.yaml:1: least_noise_multiplier is inf"),
+        ("least_noise_multiplier: .nan", "policy.yaml:1: least_noise_multiplier is nan"),
+        ("largest_clipping_norm: 1.0e+300", "policy.yaml:1: largest_clipping_norm is 1e+300"),
         ("models: [vgg]", "policy.yaml:1: models.0 is 'vgg'"),
         ("- 1", "a policy is a mapping"),
         ("unit: [", "cannot be read as YAML"),
@@ -167,3 +185,41 @@ def test_a_wrong_policy_is_told_in_a_sentence(tmp_path: Path, text: str, words: 
 def test_a_missing_policy_is_no_policy(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="policy file"):
         load_policy(tmp_path / "policy.yaml")
+
+
+HUGE: list[dict[str, Any]] = [
+    {"name": "mlp", "hidden": [10**6, 10**6]},
+    {"name": "mlp", "hidden": [10**12, 10**12]},
+    {"name": "mlp", "hidden": [10**30]},
+    {"name": "mlp", "hidden": [1] * 100_000},
+    {"name": "cnn", "variant": "convnet", "width": 10**6},
+    {"name": "resnet18", "width": 10**5},
+]
+
+
+@pytest.mark.parametrize("model", HUGE, ids=lambda model: str(model)[:60])
+def test_a_huge_model_is_refused_before_it_is_built(model: dict[str, Any], tmp_path: Path) -> None:
+    """Of which the memory that the process has at most is the witness."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    asked = scenario_json(scenario(data="digits", model=model, cohort={"population": 3}))
+    own = {"policy": str(tmp_path / "policy.yaml"), "partition-id": 0, "num-partitions": 3}
+    context = Context(1, 2, own, RecordDict(), {"scenario": asked})  # type: ignore[arg-type]
+    (tmp_path / "policy.yaml").write_text("")
+    InlineGrid(1, lambda messages, contexts: [], {})
+    config = ConfigRecord({"server-round": 1})
+    reply = app(Message(RecordDict({"arrays": ArrayRecord(), "config": config}), 2, "train"), context)
+    assert f"model {model['name']} would have more than largest_message 200000000 bytes" in reply.error.reason
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "mlp"}, {"name": "cnn"}, {"name": "cnn", "variant": "convnet"}, {"name": "resnet8"}],
+)
+def test_the_size_of_a_model_is_that_of_its_layout(model: dict[str, Any]) -> None:
+    asked = scenario(data="digits", model=model)
+    place = workplace(scenario_json(asked))
+    shape = tuple(place.dataset.x_train.shape[1:])
+    check_size(asked.model, shape, place.dataset, 4 * place.layout.size)
+    with pytest.raises(PolicyError, match="ask for a smaller one"):
+        check_size(asked.model, shape, place.dataset, 4 * place.layout.size - 1)

@@ -16,15 +16,22 @@ from hypothesis import strategies as st
 
 import fedsim
 from fedsim.errors import RunError
-from fedsim.federation.bundle import public_scenario
-from fedsim.federation.folder import create_folder
 from fedsim.federation.inline import error_reply
 from fedsim.federation.masking import combine, from_words, mask, new_key, public_key, seal, split, to_words, unseal
 from fedsim.federation.run import Run
-from fedsim.federation.secure_aggregation import Secrets, masked, sealed_shares, threshold_of, unmasked_sum, unmasking
-from fedsim.federation.server import serve
+from fedsim.federation.secure_aggregation import (
+    Dealt,
+    Secrets,
+    UnmaskingError,
+    is_given,
+    masked,
+    sealed_shares,
+    threshold_of,
+    unmasked_sum,
+    unmasking,
+    unusable_keys,
+)
 from fedsim.scenario import Scenario
-from fedsim.scenario_file import dump_scenario
 
 # --- the parts ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +124,7 @@ def test_the_sum_is_that_of_the_vectors_that_arrived(clients: int, data: st.Data
     np.testing.assert_allclose(total, sum(values.values()), atol=clients * 2.0**-25, rtol=0)
 
 
-def three() -> tuple[dict[int, Secrets], dict[int, Any], dict[int, dict[int, bytes]]]:
+def three() -> tuple[dict[int, Secrets], dict[int, Any], dict[int, dict[int, Dealt]]]:
     own = {number: Secrets.new(number) for number in range(3)}
     keys = {number: own[number].keys for number in own}
     return own, keys, {number: sealed_shares(own[number], keys, 2, "x") for number in own}
@@ -152,11 +159,55 @@ def test_wrong_shares_are_noticed() -> None:
     told = {h: unmasking(own[h], keys, {o: sealed[o][h] for o in own}, {0, 1, 2}, 2, "x") for h in own}
     revealed = {other: {holder: told[holder][other] for holder in own} for other in own}
     commitments = {number: own[number].commitment for number in own}
-    revealed[1][0] = (int.from_bytes(revealed[1][0], "big") + 1).to_bytes(66, "big")
-    with pytest.raises(ValueError, match=r"client 1's seed|do not fit together"):
-        unmasked_sum(words, keys, commitments, revealed, 2)
-    with pytest.raises(ValueError, match="1 shares of client 0"):
-        unmasked_sum(words, keys, commitments, {n: {1: revealed[n][1]} for n in own}, 2)
+    changed = (int.from_bytes(revealed[1][0], "big") + 1).to_bytes(66, "big")
+    assert is_given(revealed[1][0], sealed[1][0], "x", 1, 0, seed=True)
+    assert is_given(b"", sealed[1][0], "x", 1, 0, seed=True)
+    for share, dealer, seed in ((changed, 1, True), (revealed[1][0], 2, True), (revealed[1][0], 1, False)):
+        assert not is_given(share, sealed[dealer][0], "x", dealer, 0, seed=seed)
+    with pytest.raises(UnmaskingError, match=r"seed that it has committed to|do not fit together") as error:
+        unmasked_sum(words, keys, commitments, {**revealed, 1: {**revealed[1], 0: changed}}, 2)
+    assert set(error.value.culprits) == {1}
+    with pytest.raises(UnmaskingError, match="1 of 3 clients hold good shares") as error:
+        unmasked_sum(words, keys, commitments, {**revealed, 2: {**revealed[2], 0: b"", 1: b""}}, 2)
+    assert set(error.value.culprits) == {2}
+
+
+def test_nobody_is_blamed_where_more_must_be_at_fault_than_may_be() -> None:
+    """Client 2 is silent, and 1 says that it has no share of 0: with one of three at fault at most, who is it?"""
+    own, keys, sealed = three()
+    words = {number: masked(own[number], keys, to_words(np.ones(2), 3)) for number in own}
+    told = {h: unmasking(own[h], keys, {o: sealed[o][h] for o in own}, {0, 1, 2}, 2, "x") for h in (0, 1)}
+    revealed = {other: {holder: told[holder][other] for holder in (0, 1)} for other in own}
+    commitments = {number: own[number].commitment for number in own}
+    assert from_words(unmasked_sum(words, keys, commitments, revealed, 2)).tolist() == [3.0, 3.0]
+    with pytest.raises(UnmaskingError, match="client 0 are lost, 1 of 2") as error:
+        unmasked_sum(words, keys, commitments, {**revealed, 0: {**revealed[0], 1: b""}}, 2)
+    assert error.value.culprits == {}
+    with pytest.raises(UnmaskingError) as error:  # of the silent one somebody has no share: that is one at fault
+        unmasked_sum(words, keys, commitments, {**revealed, 2: {**revealed[2], 1: b""}}, 2)
+    assert set(error.value.culprits) == {2}
+
+
+def test_a_share_that_cannot_be_opened_is_given_as_none_and_the_others_all_the_same() -> None:
+    own, keys, sealed = three()
+    good = {other: sealed[other][0] for other in sealed}
+    honest = unmasking(own[0], keys, good, {0, 1, 2}, 2, "x")
+    swapped = Dealt(good[1].sealed, good[2].prints)
+    for bad in (Dealt(bytes(160), good[1].prints), Dealt(b"", b""), swapped, good[2], sealed[1][2]):
+        assert unmasking(own[0], keys, {**good, 1: bad}, {0, 1, 2}, 2, "x") == {**honest, 1: b""}
+
+
+def test_keys_that_nobody_can_use_are_named() -> None:
+    own = {number: Secrets.new(number) for number in range(4)}
+    good = {number: (own[number].keys, own[number].commitment) for number in own}
+    assert unusable_keys(good) == {}
+    point = bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800")  # of order 8
+    for bad in (b"", b"k" * 31, bytes(32), b"\1" + bytes(31), point):
+        for keys in ((bad, own[1].keys[1]), (own[1].keys[0], bad)):
+            assert set(unusable_keys({**good, 1: (keys, own[1].commitment)})) == {1}
+    assert set(unusable_keys({**good, 1: (own[1].keys, b"")})) == {1}
+    assert set(unusable_keys({**good, 1: ((own[1].keys[0],) * 2, own[1].commitment)})) == {1}
+    assert set(unusable_keys({**good, 1: good[2]})) == {1, 2}
 
 
 # --- in a federation ------------------------------------------------------------------------------------------------
@@ -175,26 +226,15 @@ def scenario(**changes: Any) -> Scenario:
     return Scenario.model_validate({**SMALL, **changes})
 
 
-def deployed(world: Any, settings: Scenario, folder: Path) -> Run:
-    """A run by the real protocol, on nodes that are in this process."""
-    from fedsim.federation import run as running
-
-    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"kind": "deploy"})})
-    create_folder(folder, {"scenario.yaml": dump_scenario(settings)})
-    grid = running.InlineGrid(
-        settings.cohort.population or 0, lambda *_: [], {"scenario": public_scenario(settings), "deployed": True}
-    )
-    serve(grid, fedsim.plan(settings), folder)
-    return Run(folder)
-
-
 @pytest.mark.parametrize(
     "defence", [{}, {"example_dp": {"noise_multiplier": 1.0}}, {"client_dp": {"noise_multiplier": 0.3, "adaptive": {}}}]
 )
-def test_it_is_the_simulated_sum_up_to_the_rounding(defence: dict[str, Any], tmp_path: Path, world: Any) -> None:
+def test_it_is_the_simulated_sum_up_to_the_rounding(
+    defence: dict[str, Any], tmp_path: Path, world: Any, deployed: Any
+) -> None:
     settings = scenario(defence={**defence, "secure_aggregation": True})
     simulated = fedsim.run(settings, out=tmp_path / "simulated")
-    real = deployed(world, settings, tmp_path / "real")
+    real = deployed(settings, tmp_path / "real")
     for name, tensor in simulated.model().items():
         torch.testing.assert_close(real.model()[name], tensor, rtol=1e-4, atol=1e-5)
     for mine, theirs in zip(real.transcript.messages(), simulated.transcript.messages(), strict=True):
@@ -205,32 +245,32 @@ def test_it_is_the_simulated_sum_up_to_the_rounding(defence: dict[str, Any], tmp
 
 
 @pytest.mark.parametrize("wave", ["train.keys", "train.shares", "train", "train.unmask"])
-def test_a_client_may_drop_out_in_any_wave(wave: str, tmp_path: Path, world: Any) -> None:
+def test_a_client_may_drop_out_in_any_wave(wave: str, tmp_path: Path, world: Any, deployed: Any) -> None:
     def behaviour(message: Message, context: Context, honest: Any) -> list[Message] | None:
         lost = context.node_config["partition-id"] == 1 and message.metadata.message_type == wave
         return None if lost else [honest(message, context)]
 
     world.behaviour = behaviour
     settings = scenario(cohort={**SMALL["cohort"], "population": 4, "size": 4})
-    run = deployed(world, settings, tmp_path / "run")
+    run = deployed(settings, tmp_path / "run")
     received = [line for line in run.transcript.messages() if line.direction == "received"]
     lost = wave != "train.unmask"  # its vector had arrived by then
     assert [line.clients for line in received if line.kind == "sum"] == [4 - lost] * 2
     assert [line.client for line in received if line.kind == "error"] == [1] * 2 * lost
 
 
-def test_without_enough_clients_nothing_is_unmasked(tmp_path: Path, world: Any) -> None:
+def test_without_enough_clients_nothing_is_unmasked(tmp_path: Path, world: Any, deployed: Any) -> None:
     def behaviour(message: Message, context: Context, honest: Any) -> list[Message]:
         lost = int(context.node_config["partition-id"]) < 2 and message.metadata.message_type == "train"
         return [error_reply(message, "no power") if lost else honest(message, context)]
 
     world.behaviour = behaviour
     with pytest.raises(RunError, match=r"all 3 clients failed.*no power"):
-        deployed(world, scenario(cohort={**SMALL["cohort"], "population": 3, "size": 3}), tmp_path / "run")
+        deployed(scenario(cohort={**SMALL["cohort"], "population": 3, "size": 3}), tmp_path / "run")
     assert not [line for line in Run(tmp_path / "run").transcript.messages() if line.kind == "sum"]
 
 
-def test_a_share_of_the_noise_that_is_missing_leaves_the_sum_masked(tmp_path: Path, world: Any) -> None:
+def test_a_share_of_the_noise_that_is_missing_leaves_the_sum_masked(tmp_path: Path, world: Any, deployed: Any) -> None:
     def behaviour(message: Message, context: Context, honest: Any) -> list[Message]:
         lost = context.node_config["partition-id"] == 0 and message.metadata.message_type == "train"
         return [error_reply(message, "no power") if lost else honest(message, context)]
@@ -241,7 +281,7 @@ def test_a_share_of_the_noise_that_is_missing_leaves_the_sum_masked(tmp_path: Pa
         cohort={**SMALL["cohort"], "population": 4, "size": 4},
     )
     with pytest.raises(RunError, match="all 4 clients failed"):
-        deployed(world, settings, tmp_path / "run")
+        deployed(settings, tmp_path / "run")
 
 
 def test_a_server_that_asks_for_the_plain_update_gets_none(tmp_path: Path, world: Any) -> None:

@@ -199,3 +199,11 @@ def test_twenty_kills_leave_nothing_uncharged(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_hundred_kills_leave_nothing_uncharged(tmp_path: Path) -> None:
     kills(tmp_path, 200, 2)
+
+
+def test_what_happens_once_is_written_down_for_good(ledger: Ledger) -> None:
+    assert ledger.first_time("run", "vector 1")
+    assert not Ledger(ledger.path).first_time("run", "vector 1")
+    assert ledger.first_time("run", "vector 2")
+    assert ledger.first_time("another", "vector 1")
+    assert not ledger.charges()

@@ -15,6 +15,7 @@ from fedsim.errors import PrivacyError
 from fedsim.privacy import clip, secure_noise
 from fedsim.privacy.secure_noise import (
     add_secure_gaussian,
+    add_secure_laplace,
     add_secure_noise,
     grid_of,
     secure_gaussian,
@@ -152,3 +153,58 @@ def test_a_forked_process_draws_other_numbers() -> None:
     assert os.read(reader, 32) != generator.random(4).tobytes()
     os.close(reader)
     os.close(writer)
+
+
+# --- Laplace noise --------------------------------------------------------------------------------------------------
+
+
+def test_laplace_noise_has_its_distribution(known_bits: np.random.Generator) -> None:
+    """P(round(sL) = 0) = 1 − e^(−1/2s), P(±n) = (e^(−(n−½)/s) − e^(−(n+½)/s))/2: exact, for a coarse grid."""
+    scale, count = 2.5, 200_000
+    drawn = secure_noise._rounded_laplaces(count, scale)
+    for n in range(-6, 7):
+        tail = [math.exp(-(abs(n) + shift) / scale) for shift in (-0.5, 0.5)]
+        expected = 1 - math.exp(-0.5 / scale) if n == 0 else (tail[0] - tail[1]) / 2
+        assert abs(np.mean(drawn == n) - expected) < 5 * math.sqrt(expected / count)
+    far = np.mean(np.abs(drawn) > 10)
+    assert abs(far - math.exp(-10.5 / scale)) < 5 * math.sqrt(far / count)
+
+
+def test_where_double_precision_cannot_decide_laplace_noise_is_computed_with_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ways give the same integer for the same bits, and the error bound covers how far they are apart."""
+    words = np.frombuffer(np.random.default_rng(0).bytes(24 * 300), np.uint64).reshape(3, -1).copy()
+    words[:, 0], words[:2, 1] = 2**64 - 1, (1, 0)  # u next to 1, and next to 2^-64
+    scale = 2.0**29
+    values, errors = secure_noise._exponential(words, scale)
+    with mpmath.workprec(400):
+        for k in range(300):
+            u = (mpmath.mpf((int(words[0, k]) << 64) | int(words[1, k])) + 0.5) / 2**128
+            assert abs(float(-scale * mpmath.log(u) - mpmath.mpf(values[k]))) <= errors[k] / 4
+    sure = 0.5 - np.abs(values - np.rint(values)) > errors
+    exact = [secure_noise._exact_exponential([int(w) for w in words[:2, k]], scale) for k in range(300)]
+    assert np.rint(values)[sure].astype(int).tolist() == [e for e, s in zip(exact, sure, strict=True) if s]
+    monkeypatch.setattr(
+        secure_noise, "_exponential", lambda words, scale: (values[: words.shape[1]], np.full(300, 1.0))
+    )
+    asked: list[int] = []
+    monkeypatch.setattr(secure_noise, "_exact_exponential", lambda words, scale: asked.append(1) or 7)
+    assert set(np.abs(secure_noise._rounded_laplaces(300, scale)).tolist()) == {7}
+    assert len(asked) == 300
+
+
+def test_laplace_noise_lies_on_the_grid_and_has_its_scale(known_bits: np.random.Generator) -> None:
+    values = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noisy = add_secure_laplace(values, 2.0, 0.5)
+    steps = noisy / grid_of(1.0)
+    assert torch.equal(steps, steps.round())
+    noise = (noisy - values).numpy()
+    grown = 1 + grid_of(1.0) * 100_000 / 0.5  # the L1 sensitivity, by what rounding adds to every entry
+    assert np.mean(np.abs(noise)) == pytest.approx(1.0 * grown, rel=0.02)
+    assert abs(np.mean(noise)) < 0.03
+    assert np.median(np.abs(noise)) == pytest.approx(math.log(2) * grown, rel=0.03)
+    assert torch.equal(add_secure_laplace(torch.tensor([math.nan]), 1e-6, 1.0).isnan(), torch.tensor([False]))
+    for multiplier, norm in ((0.0, 1.0), (1.0, 0.0), (math.inf, 1.0), (1.0, math.nan)):
+        with pytest.raises(PrivacyError, match="must be positive and finite"):
+            add_secure_laplace(values, multiplier, norm)
