@@ -145,17 +145,24 @@ _METRICS = {"weight", "num-examples", "steps", "train-loss", "clip-bit", "client
 
 
 def secure_sum(
-    replies: Iterable[Message], layout: Layout, client_of: Callable[[int], int], limits: Limits | None = None
+    replies: Iterable[Message],
+    layout: Layout,
+    client_of: Callable[[int], int],
+    limits: Limits | None = None,
+    *,
+    all_needed: bool = False,
 ) -> list[Message]:
     """Secure aggregation as an access model: the server gets one reply with the sums, and who failed, but no update.
 
-    The clients have multiplied their updates by their weights, so that sum_k w_k u_k / sum_k w_k is the average.
+    The clients have multiplied their updates by their weights, so that sum_k w_k u_k / sum_k w_k is the average. Where
+    they share the noise (`all_needed`), a sum without somebody's share would be protected by less than is claimed:
+    then there is none, as in a deployment, whose masks only fall away from the sum of all.
     """
     replies = list(replies)
     arrivals, refused = read_replies(replies, layout, client_of, limits)
     reasons = {refusal.client: refusal.reason for refusal in refused}
     errors = [_refusal(reply, reasons[who]) for reply in replies if (who := client_of(_source(reply))) in reasons]
-    if not arrivals:
+    if not arrivals or (all_needed and errors):
         return errors
     weight = sum(arrival.weight for arrival in arrivals)
     metrics = MetricRecord({"weight": weight, "clients": len(arrivals)})

@@ -97,6 +97,9 @@ def node_configuration(client: Client, data: Path | None, policy: Path | None) -
     if data is not None:
         if not data.is_file():
             raise DeployError(f"--data {data} is not a file; give the file that holds this client's data")
+        from fedsim.federation.workplace import check_own_file  # seconds, which only a file of one's own needs
+
+        check_own_file(data)
         values["data-path"] = str(data.absolute())
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())  # JSON's strings are TOML's
 

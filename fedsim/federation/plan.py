@@ -8,7 +8,7 @@ before it begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -125,22 +125,33 @@ def plan(scenario: Scenario) -> Plan:
     )
 
 
-def as_told(plan: Plan, told: Mapping[int, int]) -> Plan:
+Told = dict[int, set[int]]
+"""How many examples each client has said that it holds: one number, unless its data has changed."""
+
+
+def as_told(plan: Plan, told: Told) -> Plan:
     """The plan with the claims that follow from how many examples clients say that they hold.
 
     A deployed client may bring other data than the server's copy of the scenario has, and its sampling rate, hence what
     an example spends, depends on how many there are. Under an example-level claim that number is public and comes with
-    every update. The noise stays as it was planned.
+    every update. The noise stays as it was planned. Of a client that has said several numbers the worst counts, as if
+    it had held so many in all rounds; more examples can be worse, as they may mean one step more.
     """
-    same = all(plan.partition.size(client) == examples for client, examples in told.items())
+    same = all({plan.partition.size(client)} == sizes for client, sizes in told.items())
     if same or plan.scenario.defence.example_dp is None:
         return plan
     rate = min(1.0, plan.cohort_size / plan.population)
 
-    def size(client: int) -> int:
-        return told.get(client, plan.partition.size(client))
+    def curve(choice: int) -> list[tuple[PrivacyClaim, ...]]:
+        def size(client: int) -> int:
+            sizes = sorted(told.get(client, ())) or [plan.partition.size(client)]
+            return sizes[min(choice, len(sizes) - 1)]
 
-    return replace(plan, curve=tuple(privacy_curve(plan.scenario, plan.noise, plan.cohorts, size, rate)))
+        return privacy_curve(plan.scenario, plan.noise, plan.cohorts, size, rate)
+
+    curves = [curve(choice) for choice in range(max(map(len, told.values())))]
+    worst = max(curves, key=lambda each: max((claim.epsilon for claim in each[-1]), default=0.0))
+    return replace(plan, curve=tuple(worst))
 
 
 def summary(plan: Plan) -> dict[str, Any]:

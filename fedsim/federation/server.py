@@ -24,7 +24,7 @@ from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.fleet import FleetGrid, Owners, collect
 from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
 from fedsim.federation.inline import InlineGrid, client_of, node_of
-from fedsim.federation.plan import Plan, as_told, plan
+from fedsim.federation.plan import Plan, Told, as_told, plan
 from fedsim.federation.secure_rounds import secure_collect, shut_out_before
 from fedsim.federation.transcript import Kind, MessageLine, Transcript, write_json
 from fedsim.privacy import PrivacyClaim
@@ -120,7 +120,7 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
         refusals[:] = refused
         for arrival in arrivals:
             if arrival.client is not None and arrival.examples is not None:
-                told[arrival.client] = min(arrival.examples, told.get(arrival.client, arrival.examples))
+                told.setdefault(arrival.client, set()).add(arrival.examples)
         writer.transcript.received(round_, _received(round_, strategy.reply_kind, arrivals, refused))
 
     strategy, shut_out = make_strategy(plan, observe), shut_out_before(writer.path)
@@ -133,7 +133,7 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
         _report(plan, writer, progress, 0, None, _evaluate(plan, 0, model))
     arrays = to_record(model, plan.layout)
     for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
-        known = dict(told)
+        known = {client: set(sizes) for client, sizes in told.items()}
         arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays, shut_out)
         if told != known and (plan := as_told(planned, told)) is not planned:
             write_json(writer.path / "claims.json", [claim.to_dict() for claim in plan.claims])
@@ -145,14 +145,14 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
     return model
 
 
-def _told_before(folder: Path) -> dict[int, int]:
+def _told_before(folder: Path) -> Told:
     """How many examples the clients of a run that is resumed have said that they hold."""
     if not (folder / "transcript").is_dir():
         return {}
-    told: dict[int, int] = {}
+    told: Told = {}
     for line in Transcript(folder / "transcript").messages():
         if line.client is not None and line.examples is not None:
-            told[line.client] = min(line.examples, told.get(line.client, line.examples))
+            told.setdefault(line.client, set()).add(line.examples)
     return told
 
 
@@ -182,20 +182,26 @@ def play_round(
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
     config = dict(messages[0].content.config_records["config"]) if messages else {}
     _write_sent(writer, strategy, MessageLine(round_, "sent", "model", config=config), messages)
-    scenario = plan.scenario
+    scenario, withheld = plan.scenario, 0
     if scenario.defence.secure_aggregation and scenario.engine.kind == "deploy" and messages:
         ask = partial(collect, grid, cohort=scenario.cohort)
         replies = secure_collect(grid, messages, scenario, plan.layout, ask, shut_out)
     else:
         replies = collect(grid, messages, scenario.cohort)
         if scenario.defence.secure_aggregation:
-            replies = secure_sum(replies, plan.layout, client_of, strategy.limits())
+            all_needed = scenario.defence.client_dp is not None
+            answers, limits = replies, strategy.limits()
+            replies = secure_sum(answers, plan.layout, client_of, limits, all_needed=all_needed)
+            withheld = len(answers) - len(replies) if all(reply.has_error() for reply in replies) else 0
     if isinstance(grid, FleetGrid):
         refused = [(MessageLine(round_, "received", "error", who, reason=reason), None) for who, reason in grid.refused]
         writer.transcript.received(round_, refused)
         grid.refused.clear()
     aggregate, metrics = strategy.aggregate_train(round_, replies)
-    return arrays if aggregate is None else aggregate, metrics or MetricRecord()
+    metrics = metrics or MetricRecord()
+    if withheld:
+        metrics["clients"] = withheld  # they answered, though nobody may see their sum
+    return arrays if aggregate is None else aggregate, metrics
 
 
 def _write_sent(writer: RunWriter, strategy: FedAvg, line: MessageLine, messages: Sequence[Message]) -> None:

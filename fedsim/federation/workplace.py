@@ -18,7 +18,7 @@ from fedsim.data import Dataset, Partition, load_dataset, make_partition
 from fedsim.data.dataset import Rows
 from fedsim.errors import FedsimError, PolicyError
 from fedsim.models import build_model
-from fedsim.scenario import ModelSection, Scenario
+from fedsim.scenario import ModelSection, NpzData, Scenario
 from fedsim.training import ExampleClipping, Layout, LocalWork, layout_of
 
 
@@ -53,6 +53,18 @@ PRIVATE_PATH = "of-the-client"
 """What stands for the path of the data in the scenario that goes to deployed clients."""
 
 
+_WHY_NAMES = (
+    "without them the largest label of a row decides how many classes there are, and so whether the model fits, which"
+    " tells the server of that row; add class_names, one name for each class"
+)
+
+
+def check_own_file(file: Path) -> None:
+    """Refuse, before a client connects, a file that it could not train on: in a round that would tell of its rows."""
+    if file.suffix == ".npz":
+        _all_rows(load_dataset(NpzData(source="npz", path=str(file.absolute())), 0), file)
+
+
 def _all_rows(dataset: Dataset, file: Path) -> Dataset:
     """The data set of a client's own file with every row in its training part, unless the file has a test part itself.
 
@@ -62,6 +74,8 @@ def _all_rows(dataset: Dataset, file: Path) -> Dataset:
     """
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as archive:
+            if "class_names" not in archive.files:
+                raise FedsimError(f"{file} has no class_names: {_WHY_NAMES}")
             if "x_test" in archive.files:
                 return dataset
     x, y = (torch.cat([getattr(dataset, f"{k}_train"), getattr(dataset, f"{k}_test")]) for k in ("x", "y"))

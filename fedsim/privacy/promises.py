@@ -38,6 +38,8 @@ _PUBLIC_ENCODING = (
     "how the data is encoded (means and scales of columns, categories, vocabulary) is public: agreed on beforehand,"
     " not taken from the clients' rows, as this simulation takes it"
 )
+_TEXTS = {"text", "descriptions"}
+_WINDOW = "an example is a window of text as it is trained on, the token that follows it included"
 
 
 @dataclass(frozen=True, order=True)
@@ -118,7 +120,9 @@ def promises(scenario: Scenario, setting: Setting, noise: Noise) -> list[Promise
     if defence.example_dp is not None:
         made.append(_example_promise(scenario, defence.example_dp, _given(noise.example, "example")))
     here = _OWN_LEDGER if scenario.engine.kind == "deploy" else _SEED
-    common = (_PUBLIC_ENCODING, here) if scenario.data.source in _ENCODED else (here,)
+    source = scenario.data.source
+    common = [said for said, sources in ((_PUBLIC_ENCODING, _ENCODED), (_WINDOW, _TEXTS)) if source in sources]
+    common.append(here)
     return [replace(promise, assumptions=(*promise.assumptions, *common)) for promise in made]
 
 

@@ -64,17 +64,21 @@ class LocalWork:
 def batch_schedule(examples: int, work: LocalWork, rng: np.random.Generator) -> list[Rows]:
     """The positions 0..examples-1 in each local step of one client.
 
-    Ordinary batches: every epoch is a new order (if `shuffle`), cut into batches; the last may be incomplete. Poisson
-    batches: every row joins every step independently with probability q = min(1, B/n), so a batch may be empty.
+    Ordinary batches: every epoch is a new order (if `shuffle`, and always under a claim for examples), cut into
+    batches; the last may be incomplete. Poisson batches: every row joins every step independently with probability
+    q = min(1, B/n), so a batch may be empty.
     """
     steps = work.local_steps(examples)
     size = work.batch(examples)
     if work.example_dp is not None and work.example_dp.batches == "poisson":
         return _poisson_batches(examples, steps, size, rng)
+    # FedSGD's batch is a random one even where local epochs keep the order of the rows. A claim for examples counts one
+    # batch of an epoch for one row. In the order of a file another row may shift those between, and many batches with
+    # them; in a random order the others keep their batches, as all orders are as likely.
+    draws_order = work.shuffle or work.kind == "fedsgd" or work.example_dp is not None
     schedule: list[Rows] = []
     while len(schedule) < steps:
-        # FedSGD's batch is a random one even where local epochs keep the order of the rows
-        order = rng.permutation(examples) if work.shuffle or work.kind == "fedsgd" else np.arange(examples)
+        order = rng.permutation(examples) if draws_order else np.arange(examples)
         schedule.extend(order[first : first + size] for first in range(0, examples, size))
     return schedule[:steps]
 

@@ -29,11 +29,14 @@ from fedsim.federation import deployed
 from fedsim.federation.bundle import build_bundle, public_scenario, write_bundle
 from fedsim.federation.client import _place, app, workplace
 from fedsim.federation.folder import note_failure
+from fedsim.federation.plan import as_told
 from fedsim.federation.run import resume
 from fedsim.federation.safeguards import Safeguards
+from fedsim.federation.workplace import check_own_file
 from fedsim.following import status
 from fedsim.scenario import EngineSection, Scenario
 
+NAMES = np.array(["red", "green", "blue"])
 SMALL: dict[str, Any] = {"data": "digits", "model": {"name": "mlp", "hidden": [8]}, "rounds": 2, "engine": "deploy"}
 
 
@@ -49,7 +52,7 @@ def test_the_bundle_is_a_pyproject_without_code(tmp_path: Path) -> None:
 def npz(path: Path, rows: int, seed: int) -> Path:
     rng = np.random.default_rng(seed)
     y = np.arange(rows) % 3
-    np.savez(path, x_train=rng.normal(size=(rows, 5)) + y[:, None], y_train=y)
+    np.savez(path, x_train=rng.normal(size=(rows, 5)) + y[:, None], y_train=y, class_names=NAMES)
     return path
 
 
@@ -92,15 +95,38 @@ def test_one_row_more_in_the_owners_file_is_one_row_more_in_training(tmp_path: P
     rng, rows = np.random.default_rng(3), []
     x, y = rng.normal(size=(91, 4)).astype(np.float32), np.arange(91) % 2
     for name, count in (("less", 90), ("more", 91)):
-        np.savez(tmp_path / f"{name}.npz", x_train=x[:count], y_train=y[:count])
+        np.savez(tmp_path / f"{name}.npz", x_train=x[:count], y_train=y[:count], class_names=NAMES)
         node = {"partition-id": 0, "num-partitions": 2, "data-path": str(tmp_path / f"{name}.npz")}
         place = _place(Context(1, 2, node, RecordDict(), {"scenario": text}))
         rows.append({row.numpy().tobytes() for row in place.dataset.x_train})
     assert len(rows[1] - rows[0]) == 1
     assert rows[0] <= rows[1]
-    np.savez(tmp_path / "more.npz", x_train=x[:80], y_train=y[:80], x_test=x[80:], y_test=y[80:])
+    np.savez(tmp_path / "more.npz", x_train=x[:80], y_train=y[:80], x_test=x[80:], y_test=y[80:], class_names=NAMES)
     workplace.cache_clear()
     assert len(_place(Context(1, 2, node, RecordDict(), {"scenario": text})).dataset.x_train) == 80
+
+
+def test_no_row_decides_how_many_classes_there_are(tmp_path: Path) -> None:
+    """Else a client whose only row of the last class is gone would fail in a round, and the server would know it."""
+    x, y = np.zeros((30, 4), np.float32), np.arange(30) % 3
+    np.savez(tmp_path / "own.npz", x_train=x[y < 2], y_train=y[y < 2], class_names=NAMES)
+    check_own_file(tmp_path / "own.npz")
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y)
+    with pytest.raises(FedsimError, match="has no class_names"):
+        check_own_file(tmp_path / "own.npz")
+    x[3] = np.nan
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, class_names=NAMES)
+    with pytest.raises(FedsimError, match="NaN"):
+        check_own_file(tmp_path / "own.npz")
+
+
+def test_of_several_numbers_of_examples_the_worst_counts() -> None:
+    """Ten examples are one batch of all of them; eleven are two, of which an example joins almost every one."""
+    text = {"data": "digits", "model": "logistic", "rounds": 3, "client": {"batch_size": 10}}
+    text |= {"cohort": {"population": 2}, "partition": {"kind": "iid", "examples_per_client": 10}}
+    plan = fedsim.plan(Scenario.model_validate({**text, "defence": {"example_dp": {"noise_multiplier": 1.0}}}))
+    told = {sizes: as_told(plan, {0: set(sizes)}).claims[0].epsilon for sizes in ((10,), (11,), (10, 11))}
+    assert told[10,] == plan.claims[0].epsilon < told[11,] == told[10, 11]
 
 
 def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -> None:

@@ -137,6 +137,9 @@ def test_a_round_in_which_a_share_of_the_noise_is_missing_is_void(
     plan = fedsim.plan(run.scenario)
     start = plan.layout.unflatten(plan.start)
     assert all(torch.equal(run.model()[name], start[name]) for name in plan.layout.names)
+    # the server does not see the sum of the others either: their shares of the noise are less than is claimed
+    assert {line.kind for line in run.transcript.messages() if line.direction == "received"} == {"error"}
+    assert run.metrics["clients"].tolist()[1:] == [2, 2]
 
 
 def test_an_empty_poisson_cohort_does_not_show_in_the_model(tmp_path: Path) -> None:

@@ -110,3 +110,12 @@ def test_most_clients_share_a_width_and_every_batch_fits():
     assert all(max(map(len, s)) <= width <= 64 for s, width in zip(schedules, widths, strict=True))
     assert len(set(widths)) <= 3
     assert poisson_width([np.arange(20)], 20, 20) == 20  # everybody joins: nothing to pad
+
+
+def test_under_a_claim_for_examples_the_order_is_always_drawn() -> None:
+    """One row more in a file may shift all that follow: in the order of the file every batch would then be another."""
+    plain = schedule(8, batch_size=4, shuffle=False)
+    assert np.concatenate(plain).tolist() == list(range(8))
+    clipping = ExampleClipping(1.0, 1.0, "shuffle")
+    drawn = [schedule(8, seed, batch_size=4, shuffle=False, example_dp=clipping) for seed in range(9)]
+    assert len({tuple(np.concatenate(batches)) for batches in drawn}) > 5
