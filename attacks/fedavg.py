@@ -51,13 +51,11 @@ def fedavg_clients(
     *,
     seed: int = 0,
     near: Sequence[Tensor] | None = None,
-    order_turns: int = 0,
 ) -> list[Reconstruction]:
     """Many clients at once: those that hold equally many examples are replicas of one computation.
 
     `near` are images (n, *input_shape) of each client to begin with, in the order of the labels that are known of it,
-    or (E, n, *input_shape) where every epoch begins with others. `order_turns`: so many times the order of the batches
-    is searched too, and the inputs are the same in all epochs (`order_search`).
+    or (E, n, *input_shape) where every epoch begins with others.
     """
     found: dict[int, Reconstruction] = {}
     cases: dict[int, Case] = {}
@@ -74,7 +72,7 @@ def fedavg_clients(
         groups.setdefault(case.group, []).append(number)
     for numbers in groups.values():
         together = [cases[number] for number in numbers]
-        found.update(zip(numbers, _simulate(together, settings, seed, order_turns), strict=True))
+        found.update(zip(numbers, _simulate(together, settings, seed), strict=True))
     return [found[number] for number in range(len(clients))]
 
 
@@ -170,7 +168,7 @@ def _with_features(case: Case, seed: int) -> Case:
 # --- the search -----------------------------------------------------------------------------------------------------
 
 
-def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int, order_turns: int = 0) -> list[Reconstruction]:
+def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int) -> list[Reconstruction]:
     """Simulate the local work of clients of one group, and answer for each with what explains its update best."""
     weights = settings.prior_weight if isinstance(settings.prior_weight, tuple) else (settings.prior_weight,)
     summed = cases[0].rounds[0].clients
@@ -185,10 +183,10 @@ def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int, order_tu
     start = starting_points(problem, near, seed)
     # A step that finds its way from noise would lose what a first guess already has.
     rate = settings.learning_rate * (0.1 if near is not None else 0.3 if settings.surrogate else 1.0)
-    if order_turns and cases[0].knowledge.kind == "image" and not targets[0].summed:
-        examples, left = with_orders(problem, start, turns=order_turns, rate=rate, seed=seed)
+    if settings.order_turns and cases[0].knowledge.kind == "image" and not targets[0].summed:
+        examples, left = with_orders(problem, start, turns=settings.order_turns, rate=rate, seed=seed)
         spread = torch.zeros(examples.shape[:2])
-        told = f"the order of the batches was searched too, in {order_turns} turns: one set of inputs for all epochs"
+        told = f"the order of the batches was searched in {settings.order_turns} turns, for one set of inputs"
         cases = [replace(case, notes=(*case.notes, told)) for case in cases]
     else:
         examples, spread, left = _without_orders(problem, start, rate=rate, seed=seed)

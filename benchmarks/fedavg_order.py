@@ -81,11 +81,11 @@ def compare(
     settings = FedAvgAttack.model_validate(
         {
             "name": "fedavg", "features": False, "exact_first": False, "iterations": iterations, "segment": 20,
-            "learning_rate": rate, "total_variation": 1e-4, **chosen,
+            "learning_rate": rate, "total_variation": 1e-4, "order_turns": turns, **chosen,
         }
     )  # fmt: skip
     began = time.process_time()
-    found = fedavg_clients([([c.observation], c.knowledge) for c in clients], settings, near=near, order_turns=turns)
+    found = fedavg_clients([([c.observation], c.knowledge) for c in clients], settings, near=near)
     quality = [decibels(f.inputs, c.images) for f, c in zip(found, clients, strict=True)]
     above = mean_over_clients([float((q > ABOVE).double().mean()) for q in quality])
     psnr = mean_over_clients([float(q.mean()) for q in quality])

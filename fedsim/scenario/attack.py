@@ -128,6 +128,9 @@ class FedAvgAttack(_Attack):
     """steps: every local step as it is; the baselines: one step for an epoch, one gradient for everything."""
     inputs: Literal["free", "shared"] = "free"
     """free: guessed anew in every epoch; shared: one set for all epochs, which assumes a known order."""
+    order_turns: int = Field(0, ge=0)
+    """So many times the order of the batches is searched, too, between searches of the images, which are then the same
+    in all epochs; for clients of a few images and larger learning rates. 0: the order is not searched."""
     prior: Literal["mean", "max", "sorted", "moments"] = "mean"
     """What all epochs must have in common: a statistic of their inputs that does not depend on the order."""
     prior_distance: Literal["l2", "l1", "cosine"] = "l2"
