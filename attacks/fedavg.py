@@ -172,6 +172,12 @@ def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int) -> list[
     """Simulate the local work of clients of one group, and answer for each with what explains its update best."""
     weights = settings.prior_weight if isinstance(settings.prior_weight, tuple) else (settings.prior_weight,)
     summed = cases[0].rounds[0].clients
+    searched = settings.order_turns > 0 and summed == 1 and cases[0].knowledge.kind == "image"
+    if searched:
+        settings = settings.model_copy(update={"inputs": "shared"})
+    if settings.order_turns:
+        told = f"in {settings.order_turns} turns" if searched else "not, as it is for images of single clients only"
+        cases = [replace(case, notes=(*case.notes, f"the order of the batches was searched {told}")) for case in cases]
     variants = [w for w in weights for _ in range(settings.restarts)] if summed == 1 else list(weights[:1]) * summed
     targets = [
         round_target([case.rounds[number] for case in cases], cases, settings, len(variants))
@@ -183,11 +189,9 @@ def _simulate(cases: Sequence[Case], settings: FedAvgAttack, seed: int) -> list[
     start = starting_points(problem, near, seed)
     # A step that finds its way from noise would lose what a first guess already has.
     rate = settings.learning_rate * (0.1 if near is not None else 0.3 if settings.surrogate else 1.0)
-    if settings.order_turns and cases[0].knowledge.kind == "image" and not targets[0].summed:
+    if searched:
         examples, left = with_orders(problem, start, turns=settings.order_turns, rate=rate, seed=seed)
         spread = torch.zeros(examples.shape[:2])
-        told = f"the order of the batches was searched in {settings.order_turns} turns, for one set of inputs"
-        cases = [replace(case, notes=(*case.notes, told)) for case in cases]
     else:
         examples, spread, left = _without_orders(problem, start, rate=rate, seed=seed)
     answers = []

@@ -23,19 +23,21 @@ _SWEEPS = 3
 
 
 def with_orders(problem: Problem, start: Tensor, *, turns: int, rate: float, seed: int) -> tuple[Tensor, Tensor]:
-    """From guesses of images (R, n, *shape) to better ones (R, n, *shape), and what they leave unexplained (R,)."""
-    shared = replace(problem, settings=problem.settings.model_copy(update={"inputs": "shared"}))
+    """From guesses of images (R, n, *shape) to better ones (R, n, *shape), and what they leave unexplained (R,).
+
+    The problem is one of shared inputs: one set for all epochs.
+    """
     guess = start
     for turn in range(turns + 1):
-        found, _ = reconstruct(shared, guess, rate=rate if turn == 0 else 0.4 * rate)
+        found, _ = reconstruct(problem, guess, rate=rate if turn == 0 else 0.4 * rate)
         guess, targets = found[:, 0], []
-        for number, target in enumerate(shared.targets):
+        for number, target in enumerate(problem.targets):
             random = stream(seed, "attack-order-search", turn, number)
             for _ in range(_SWEEPS):
                 target = better_orders(target, guess, random)
             targets.append(target)
-        shared = replace(shared, targets=targets)
-    return guess, torch.stack([mismatch(target, guess) for target in shared.targets]).mean(dim=0)
+        problem = replace(problem, targets=targets)
+    return guess, torch.stack([mismatch(target, guess) for target in problem.targets]).mean(dim=0)
 
 
 def better_orders(target: Target, guess: Tensor, random: np.random.Generator) -> Target:

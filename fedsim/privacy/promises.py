@@ -39,7 +39,7 @@ _PUBLIC_ENCODING = (
     " not taken from the clients' rows, as this simulation takes it"
 )
 _TEXTS = {"text", "descriptions"}
-_WINDOW = "an example is a window of text as it is trained on, the token that follows it included"
+_WINDOW = "an example is a window of text with its targets: a token at the edge of two windows is in two examples"
 
 
 @dataclass(frozen=True, order=True)
@@ -120,9 +120,7 @@ def promises(scenario: Scenario, setting: Setting, noise: Noise) -> list[Promise
     if defence.example_dp is not None:
         made.append(_example_promise(scenario, defence.example_dp, _given(noise.example, "example")))
     here = _OWN_LEDGER if scenario.engine.kind == "deploy" else _SEED
-    source = scenario.data.source
-    common = [said for said, sources in ((_PUBLIC_ENCODING, _ENCODED), (_WINDOW, _TEXTS)) if source in sources]
-    common.append(here)
+    common = (_PUBLIC_ENCODING, here) if scenario.data.source in _ENCODED else (here,)
     return [replace(promise, assumptions=(*promise.assumptions, *common)) for promise in made]
 
 
@@ -168,6 +166,7 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
             + (" (here clients draw from the same rows, which stand for different people)" if sharing else ""),
             "how many examples a client holds is public, and so are the sampling rate and the number of steps; to"
             " remove an example means that it contributes nothing, while these stay",
+            *((_WINDOW,) if scenario.data.source in _TEXTS else ()),
             *(("the client draws its batches in secret, each example independently",) if poisson else ()),
             _INDEPENDENT,
             _NOTHING_ELSE,

@@ -13,6 +13,7 @@ import torch
 from flwr.app import Context, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from secure_scenario import SMALL, scenario
 
 import fedsim
 from fedsim.errors import RunError
@@ -31,7 +32,6 @@ from fedsim.federation.secure_aggregation import (
     unmasking,
     unusable_keys,
 )
-from fedsim.scenario import Scenario
 
 # --- the parts ------------------------------------------------------------------------------------------------------
 
@@ -211,19 +211,6 @@ def test_keys_that_nobody_can_use_are_named() -> None:
 
 
 # --- in a federation ------------------------------------------------------------------------------------------------
-
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "model": {"name": "mlp", "hidden": [8]},
-    "cohort": {"population": 5, "size": 4, "deadline": 0.3, "retries": 0},
-    "partition": {"kind": "dirichlet", "alpha": 0.5},
-    "defence": {"secure_aggregation": True},
-    "rounds": 2,
-}
-
-
-def scenario(**changes: Any) -> Scenario:
-    return Scenario.model_validate({**SMALL, **changes})
 
 
 @pytest.mark.parametrize(

@@ -11,27 +11,13 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from secure_scenario import SMALL, scenario
 
 from fedsim.errors import RunError
 from fedsim.federation.inline import error_reply
 from fedsim.federation.masking import split
 from fedsim.federation.secure_rounds import shut_out_before
 from fedsim.privacy.ledger import Ledger
-from fedsim.scenario import Scenario
-
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "model": {"name": "mlp", "hidden": [8]},
-    "cohort": {"population": 5, "size": 4, "deadline": 0.3, "retries": 0},
-    "partition": {"kind": "dirichlet", "alpha": 0.5},
-    "defence": {"secure_aggregation": True},
-    "rounds": 2,
-}
-
-
-def scenario(**changes: Any) -> Scenario:
-    return Scenario.model_validate({**SMALL, **changes})
-
 
 # --- clients that send garbage --------------------------------------------------------------------------------------
 
