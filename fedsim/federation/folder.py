@@ -132,15 +132,26 @@ class RunWriter:
     def finish(self, model: Mapping[str, Tensor]) -> None:
         """The trained model ends a run; its presence is what makes a run complete."""
         write_durably(self.path / "model.safetensors", save({name: tensor.clone() for name, tensor in model.items()}))
-        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
         self.close()
-        for name in (".lock", FAILURE):
-            (self.path / name).unlink(missing_ok=True)
+        tidy(self.path)
 
     def close(self) -> None:
         """Close the files and let go of the folder."""
         for file in (self.metrics, self.transcript.messages, self.lock):
             file.close()
+
+
+def tidy(path: Path) -> None:
+    """Remove what only an unfinished run needs; a run killed after its model was written is tidied by `resume`."""
+    for name in ("checkpoint.safetensors", ".lock", FAILURE):
+        (path / name).unlink(missing_ok=True)
+    _remove_half_written(path)
+
+
+def _remove_half_written(path: Path) -> None:
+    for pattern in ("*.tmp", ".tmp*"):  # ours, and those of safetensors
+        for file in path.rglob(pattern):
+            file.unlink()
 
 
 def _lock(path: Path, until: float) -> TextIO:
@@ -196,8 +207,7 @@ def _cut_back(path: Path, checkpoint: Checkpoint | None) -> None:
             raise RunError(f"{file} is damaged: it is shorter than when the checkpoint was written; run it anew")
         if file.is_file():
             os.truncate(file, size)
-    for file in path.rglob("*.tmp"):
-        file.unlink()
+    _remove_half_written(path)
     last = checkpoint.round if checkpoint else 0
     for file in (path / "transcript").glob("round-*"):
         if int(file.name.split("-")[1][:5]) > last:

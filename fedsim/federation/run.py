@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from fedsim.errors import RunError
 from fedsim.federation.client import answer
-from fedsim.federation.folder import create_folder, next_free_folder
+from fedsim.federation.folder import create_folder, next_free_folder, tidy
 from fedsim.federation.inline import SERVER_NODE, InlineGrid
 from fedsim.federation.plan import Plan, plan, scenario_json, summary
 from fedsim.federation.server import Progress, server_app
@@ -135,7 +135,10 @@ def run(
 def resume(path: str | Path, *, progress: Progress | None = None) -> Run:
     """Go on with a run that was interrupted, to the same end that it would have had."""
     unfinished = Run(Path(path))
-    return unfinished if unfinished.complete else _go_on(unfinished.scenario, unfinished.path, progress)
+    if unfinished.complete:
+        tidy(unfinished.path)
+        return unfinished
+    return _go_on(unfinished.scenario, unfinished.path, progress)
 
 
 def _go_on(scenario: Scenario, path: Path, progress: Progress | None) -> Run:
