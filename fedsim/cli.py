@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 import typer
@@ -24,9 +24,6 @@ import typer
 from fedsim import run_command
 from fedsim.deploy.commands import app as deploy_app
 from fedsim.errors import FedsimError, ScenarioError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",

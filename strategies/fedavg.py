@@ -49,6 +49,17 @@ class Rules:
     least_replies: int = 1
 
 
+def _server_optimizer(
+    weights: torch.nn.Parameter, section: FedAvgStrategy | FedSgdStrategy
+) -> torch.optim.Optimizer | None:
+    """None for plain SGD, which is one addition: `torch.optim` would import PyTorch's compiler, for a second or two."""
+    if section.server_optimizer == "adam":
+        return torch.optim.Adam([weights], lr=section.server_learning_rate)
+    if section.server_momentum:
+        return torch.optim.SGD([weights], lr=section.server_learning_rate, momentum=section.server_momentum)
+    return None
+
+
 class FedAvg(Strategy):
     """w <- w + eta * sum_k w_k u_k / W, where u_k is the difference of the weights that client k has computed.
 
@@ -64,12 +75,7 @@ class FedAvg(Strategy):
         self.clipping_norm = rules.client_dp.clipping_norm if rules.client_dp else 0.0
         self.model = torch.zeros(layout.size)
         self.weights = torch.nn.Parameter(torch.zeros(layout.parameters))
-        section = rules.section
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD([self.weights], lr=section.server_learning_rate, momentum=section.server_momentum)
-            if section.server_optimizer == "sgd"
-            else torch.optim.Adam([self.weights], lr=section.server_learning_rate)
-        )
+        self.optimizer = _server_optimizer(self.weights, rules.section)
 
     def direction(self, average: Tensor) -> Tensor:
         """What the server's optimiser is given as the gradient."""
@@ -145,10 +151,13 @@ class FedAvg(Strategy):
 
     def _step(self, average: Tensor) -> None:
         split = self.layout.parameters
+        self.weights.grad = self.direction(average)[:split]
         with torch.no_grad():
             self.weights.copy_(self.model[:split])
-        self.weights.grad = self.direction(average)[:split]
-        self.optimizer.step()
+            if self.optimizer is None:
+                self.weights.add_(self.weights.grad, alpha=-self.rules.section.server_learning_rate)
+            else:
+                self.optimizer.step()
         # Buffers (BatchNorm statistics) are not trained: clients send how they changed, and the server averages that.
         self.model = torch.cat([self.weights.detach(), self.model[split:] + average[split:]])
 
@@ -162,14 +171,15 @@ class FedAvg(Strategy):
 
     def state(self) -> dict[str, Tensor]:
         """Everything beside the model that the next round depends on."""
-        optimizer = {f"optimizer/{key}": value for key, value in self.optimizer.state[self.weights].items()}
+        kept = self.optimizer.state[self.weights] if self.optimizer else {}
+        optimizer = {f"optimizer/{key}": value for key, value in kept.items()}
         return {"clipping_norm": torch.tensor(self.clipping_norm, dtype=torch.float64), **optimizer}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from a state."""
         self.clipping_norm = float(state["clipping_norm"])
         for key, value in state.items():
-            if key.startswith("optimizer/"):
+            if self.optimizer and key.startswith("optimizer/"):
                 self.optimizer.state[self.weights][key.removeprefix("optimizer/")] = value.clone()
 
     def configure_evaluate(

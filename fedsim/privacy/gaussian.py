@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedsim.errors import PrivacyError
@@ -79,6 +78,8 @@ def classic_gaussian_sigma(epsilon: float, delta: float) -> float:
 
 def _safe_root(function: Callable[[float], float], low: float, high: float) -> float:
     """Where a decreasing function crosses 0, on the side where it is at most 0 (which is the private side)."""
+    from scipy.optimize import brentq  # takes a third of a second to import
+
     while function(high) > 0:
         low, high = high, 2 * high
     root = float(brentq(function, low, high, xtol=1e-14, rtol=1e-14))

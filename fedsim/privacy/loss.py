@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, rfft
-from scipy.signal import lfilter
 
 from fedsim.errors import PrivacyError
 
@@ -195,6 +194,8 @@ def _tails(interval: float, probabilities: Floats, infinite: float) -> tuple[Flo
 
     Their difference is δ(l) = E[(1 − e^(l − loss))₊] at the grid points.
     """
+    from scipy.signal import lfilter  # takes half a second to import, and most runs claim nothing
+
     reverse = probabilities[::-1]
     upper = infinite + np.cumsum(reverse)[::-1]
     lower = lfilter([1.0], [1.0, -math.exp(-interval)], reverse)[::-1]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from fedsim.audit.reconstruction import ReconstructionScore
 from fedsim.report import words
@@ -44,7 +44,7 @@ def mean_over_clients(values: Sequence[float]) -> Mean:
     """The mean and half the width of its 95% interval, infinite for one client."""
     if len(values) < 2:
         return Mean(float(np.mean(values)), math.inf)
-    quantile = float(student.ppf(0.975, len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, 0.975))
     return Mean(float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values)))
 
 

@@ -44,8 +44,11 @@ def binned(pairs: Sure) -> list[Bin]:
     ]
 
 
-def reliability(name: str, series: Mapping[str, Sure]) -> Drawing | None:
-    """Confidence against the share that is right, with counts; `series`: by what is counted ("cells", "pictures")."""
+def reliability(name: str, series: Mapping[str, Sure], *, probability: bool = True) -> Drawing | None:
+    """Confidence against the share that is right, with counts; `series`: by what is counted ("cells", "pictures").
+
+    `probability` False: the confidence is a score that only orders the items, and the caption says so.
+    """
     lines = {what: binned(pairs) for what, pairs in series.items() if pairs}
     if not lines:
         return None
@@ -80,11 +83,17 @@ def reliability(name: str, series: Mapping[str, Sure]) -> Drawing | None:
         f"{what}: {sum(share.right for _, share in bins)} of {sum(share.of for _, share in bins)} right"
         for what, bins in lines.items()
     )
+    meaning = (
+        "On the dotted line, what is said to be 90 % sure is right nine times of ten. Above it the attacker is too"
+        " modest, below it too bold."
+        if probability
+        else "The confidence of this attack is a score that orders its items and no probability: 0.9 does not promise"
+        " nine times of ten. What matters is whether the share that is right rises with it."
+    )
     return make_drawing(
         f"{name}-reliability",
         "Can the attacker trust its own confidence?",
-        "On the dotted line, what is said to be 90 % sure is right nine times of ten. Above it the attacker is too"
-        " modest, below it too bold. Whiskers are 95 % intervals; the bars below say how many there are.",
+        f"{meaning} Whiskers are 95 % intervals; the bars below say how many there are.",
         f"Reliability chart of the attacker's confidence. {said}.",
         Table("Reliability", ("bin", "mean confidence", "share right", "95% low", "95% high", "count"), rows),
         draw,

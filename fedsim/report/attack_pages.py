@@ -17,7 +17,7 @@ from fedsim.audit.scores.shares import Share
 from fedsim.report import words
 from fedsim.report.attack_figures import allowed_and_measured, reliability
 from fedsim.report.attack_files import AttackedUpdate, AttackFiles
-from fedsim.report.attack_items import side_by_side
+from fedsim.report.attack_items import CALIBRATED, side_by_side
 from fedsim.report.blocks import Block, Bullets, Cell, Definitions, Paragraph, Section, Table
 from fedsim.report.run_files import RunFiles
 
@@ -68,7 +68,7 @@ def _page(run: RunFiles, files: AttackFiles, number: int, total: int) -> Section
         _summary(files),
         _label_table(files, run.summary.class_names),
         *_bounds(anchor, compared),
-        reliability(anchor, _confidence(files)),
+        reliability(anchor, _confidence(files), probability=_calibrated(files)),
         *_notes(document.observations),
     ]
     name = str(document.settings.get("title") or document.attack)
@@ -176,11 +176,11 @@ def _summary(files: AttackFiles) -> Table | None:
         return None
     if not files.scores:
         plain = tuple((u.name, u.found, u.certified, u.loss, _mean_confidence(files, u)) for u in updates)
-        return Table("By update", ("update", "found", "certified", "matching loss", "mean confidence"), plain)
+        return Table("By update", ("update", "found", "certified", "matching loss", _confidence_name(files)), plain)
     # Where an attack looks for labels only, no picture is compared with anything.
     names = [name for name in METRICS if any(name in score.metrics for score in files.scores if score.found)]
     columns = ("update", "originals", "found", "right", "exact", *(METRICS[name] for name in names))
-    columns += ("labels right", "certified", "matching loss", "mean confidence")
+    columns += ("labels right", "certified", "matching loss", _confidence_name(files))
     rows = tuple(_scored_row(files, update, names) for update in updates)
     rows += _guess_rows(files.scores, names, len(columns)) if names else ()
     said = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
@@ -248,6 +248,16 @@ def _legend(scores: Sequence[ReconstructionScore]) -> str:
 def _mean_confidence(files: AttackFiles, update: AttackedUpdate) -> float | None:
     confidence = files.found.get(f"{update.key}/confidence")
     return float(confidence.double().mean()) if confidence is not None and confidence.numel() else None
+
+
+def _calibrated(files: AttackFiles) -> bool:
+    """Whether the confidence of what is shown is a probability, and not only a score."""
+    played = {score.attack for score in files.scores} or {files.document.attack}
+    return played <= CALIBRATED and bool(files.document.settings.get("calibrate", True))
+
+
+def _confidence_name(files: AttackFiles) -> str:
+    return "mean confidence" if _calibrated(files) else "mean score"
 
 
 def _bounds(anchor: str, compared: tuple[Comparison, ...]) -> list[Block]:

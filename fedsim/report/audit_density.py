@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from fedsim.audit.estimation.bayesian import epsilon_bayesian, posterior_cdf
 from fedsim.audit.limits.tradeoff import approximate_dp
@@ -72,6 +72,8 @@ def density_figure(name: str, claim: Claim, counts: Counts | None) -> Drawing | 
 
 def density(counts: Counts, spans: tuple[Ends, Ends], cells: int) -> tuple[Floats, Floats, Floats]:
     """(FPR, FNR, density), at the middles of so many cells each way; a density may be infinite at an end."""
+    from scipy.stats import beta  # takes half a second to import, and most runs have no audit
+
     (left, right), (bottom, top) = spans
     middles = (np.arange(cells) + 0.5) / cells
     x, y = left + (right - left) * middles, bottom + (top - bottom) * middles
@@ -121,7 +123,7 @@ def _reaching(span: Ends, edge: float) -> Ends:
 
 def _span(errors: int, others: int) -> Ends:
     """Where all but a ten-thousandth of the mass of a rate lies, with a margin."""
-    low, high = (float(beta.ppf(tail, 0.5 + errors, 0.5 + others)) for tail in (5e-5, 1 - 5e-5))
+    low, high = (float(betaincinv(0.5 + errors, 0.5 + others, tail)) for tail in (5e-5, 1 - 5e-5))
     margin = 0.05 * (high - low)
     return (0.0 if not errors else max(0.0, low - margin)), (1.0 if not others else min(1.0, high + margin))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsim.training.batches import ExampleClipping
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.factors import Factors
+from fedsim.training.layers import backpropagate
 from fedsim.training.laying import Batches, Examples, PackedBatches, PaddedBatches
 from fedsim.training.layout import replica_rows
 from fedsim.training.noise import NoiseStreams
@@ -120,7 +121,7 @@ class Chunk:
         self._batches.note(step, log_likelihood.sub_(total.log_()))
         if guard:
             gradient = torch.cat([gradient, gradient.new_zeros(guard, *gradient.shape[1:])])
-        torch.autograd.backward(outputs, gradient)
+        backpropagate(outputs, gradient)
 
     def _begin_with_noise(self, active: int, dp: ExampleClipping) -> None:
         """Set the gradients of the active clients to σC·N(0, I)/B, to which the clipped sums are then added."""

@@ -215,3 +215,24 @@ class ReplicaEmbedding(ReplicaLayer):
         if factors is not None:
             d.view(self.batch.replicas, self.batch.width, -1).mul_(factors.unsqueeze(2))
         self.weight_target.index_put_(self._where, d, accumulate=True)
+
+
+class _Pull(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return outputs.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
+
+
+def backpropagate(outputs: Tensor, gradient: Tensor) -> None:
+    """Run the backward pass with this gradient with respect to the outputs.
+
+    Given a gradient, `torch.autograd.backward` imports half of PyTorch's compiler to compare two shapes; a scalar needs
+    none.
+    """
+    with torch.enable_grad():
+        _Pull.apply(outputs, gradient).backward()  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.errors import ModelError
 from fedsim.training.client import Task
+from fedsim.training.layers import backpropagate
 from fedsim.training.replicas import ReplicaModel
 
 _VECTOR = 32  # float32 that PyTorch computes at a time: two AVX-512 registers
@@ -141,7 +142,7 @@ def _replica_outputs(replicas: ReplicaModel, start: Tensor, weights: Tensor, inp
     replicas.bind(weights, weights)
     with watch:
         outputs = replicas(inputs)
-        torch.autograd.backward(outputs, torch.ones_like(outputs))
+        backpropagate(outputs, torch.ones_like(outputs))
     return outputs.detach()
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scipy.stats import binom
-
 from fedsim.audit.bounds import Kappa, amplified, rero_claim, urero_claim
 from fedsim.audit.scores.shares import Share
 from fedsim.privacy.claim import PrivacyClaim
@@ -72,6 +70,8 @@ class Comparison:
         independence at all. Of several clients each is also one trial by itself, P[share ≥ ½] ≤ 2 allowed, and these
         trials follow the binomial law; the smaller of the two p-values counts double.
         """
+        from scipy.stats import binom  # takes half a second to import
+
         if not self.measured.right:
             return 1.0
         if self.independent:
