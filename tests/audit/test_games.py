@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 
 from fedsim.audit.games import GAMES, bounded_by, game_named, is_bounded_by_dp, relations
 from fedsim.audit.playing.arena import Arena
-from fedsim.audit.playing.players import PLAYERS, UNPLAYABLE
+from fedsim.audit.playing.language import write_on
+from fedsim.audit.playing.players import PLAYERS
 from fedsim.audit.playing.trials import Trials, judge_trials, play, play_and_judge
 from fedsim.audit.verdict import Claim
 from fedsim.errors import AuditError
@@ -41,12 +44,11 @@ def private_arena() -> Arena:
 # --- as data --------------------------------------------------------------------------------------------------------
 
 
-def test_all_eighteen_are_there_and_playable_or_say_why_not() -> None:
+def test_all_eighteen_are_there_and_playable() -> None:
     names = set(get_args(GameName))
     assert len(names) == 18
     assert set(GAMES) == names
-    assert set(PLAYERS) | set(UNPLAYABLE) == names
-    assert not set(PLAYERS) & set(UNPLAYABLE)
+    assert set(PLAYERS) == names
     with pytest.raises(AuditError, match="chess"):
         game_named("chess")
 
@@ -121,7 +123,7 @@ def test_a_claim_is_converted_to_the_two_worlds_of_the_game() -> None:
 @pytest.mark.parametrize(
     ("name", "least"),
     [("MI", 0.65), ("MI-Diff", 0.6), ("MI-Pois", 0.6), ("MI-SQ", 0.9), ("MI-Adv", 0.95), ("SMI", 0.95), ("AI", 0.53),
-     ("Inv", 0.55), ("RC", 0.55), ("PI", 0.6), ("MI-User", 0.8)],
+     ("Inv", 0.55), ("RC", 0.55), ("PI", 0.6), ("MI-User", 0.8), ("MI-Subj", 0.75), ("MM", 0.8)],
 )  # fmt: skip
 def test_without_a_defence_the_adversary_wins(arena: Arena, name: str, least: float) -> None:
     trials = play(name, arena, 120)
@@ -129,6 +131,46 @@ def test_without_a_defence_the_adversary_wins(arena: Arena, name: str, least: fl
     assert len(trials.truth) == len(trials.score) == 120
     assert finding.numbers["auc"] > least
     assert finding.verdict is None
+
+
+@pytest.fixture(scope="module")
+def text_arena() -> Arena:
+    settings = {
+        "data": {"source": "descriptions", "tokens": "words", "length": 12},
+        "model": {"name": "transformer", "dim": 16},
+        "partition": {"kind": "iid", "examples_per_client": 6},
+        "client": {"batch_size": 6, "optimizer": "adam", "learning_rate": 0.02, "epochs": 20},
+        "cohort": {"population": 3},
+        "rounds": 2,
+    }
+    return Arena.of(Scenario.model_validate(settings), 0)
+
+
+@pytest.mark.parametrize(("name", "least"), [("RC-Targ", 0.7), ("RC-Untarg", 0.2)])
+def test_a_language_model_that_knows_its_rows_tells_them(text_arena: Arena, name: str, least: float) -> None:
+    trials = play(name, text_arena, 20)
+    assert trials.score[trials.truth].mean() > least
+    assert trials.score[~trials.truth].mean() < 0.1  # nobody guesses a row that was not trained on
+    with pytest.raises(AuditError, match="played with images and tables"):
+        play("MI", text_arena)
+
+
+def test_what_is_not_written_yet_cannot_be_seen(text_arena: Arena) -> None:
+    row = text_arena.x[:1]
+    told = write_on(text_arena, text_arena.start, row[:, :6], 9)
+    other = torch.cat([row[:, :6], (row[:, 6:] + 1) % text_arena.classes], 1)
+    assert torch.equal(told, write_on(text_arena, text_arena.start, other[:, :6], 9))
+    assert torch.equal(told[:, :6], row[:, :6])
+
+
+def test_subjects_are_those_that_the_data_names(arena: Arena) -> None:
+    """Each class as one person: who has a class of its own is told by other rows of it."""
+    named = replace(arena, groups=arena.y[:1500].numpy())
+    assert judge_trials(play("MI-Subj", named, 80), None).numbers["auc"] > 0.6
+    assert "natural clients" in play("MM", named, 20).notes[-1]
+    alone = replace(arena, groups=np.arange(1500))
+    with pytest.raises(AuditError, match="a subject with 8 rows, and the largest has 1"):
+        play("MI-Subj", alone, 20)
 
 
 def test_worst_case_data_shows_more_than_random_data_and_both_stay_within_the_claim(private_arena: Arena) -> None:
@@ -148,7 +190,7 @@ def test_the_same_seed_plays_the_same_game(private_arena: Arena) -> None:
 
 
 def test_what_cannot_be_played_says_what_to_do(arena: Arena) -> None:
-    with pytest.raises(AuditError, match="fedsim attack"):
+    with pytest.raises(AuditError, match="played with text, which this data is not"):
         play("RC-Targ", arena)
     with pytest.raises(AuditError, match=r"set defence\.example_dp"):
         play("DPD", arena, 20)

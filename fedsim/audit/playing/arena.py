@@ -46,6 +46,8 @@ class Arena:
     claim: PrivacyClaim | None
     """What is claimed for one of these rows against the server."""
     groups: Rows | None
+    """The natural client of each of the first rows, where the data names one."""
+    text: bool
     seed: int
 
     @classmethod
@@ -53,8 +55,6 @@ class Arena:
         """The arena of a scenario."""
         planned = plan(scenario)
         data = planned.dataset
-        if data.kind == "text":
-            raise AuditError("games are played with images and tables, and this data is text; use `fedsim attack`")
         found = [claim for claim in planned.claims if claim.unit == "example" and claim.observer == SERVER]
         x, y = torch.cat([data.x_train, data.x_test]), torch.cat([data.y_train, data.y_test])
         rows = _rows_of_a_client(planned)
@@ -66,7 +66,7 @@ class Arena:
         work = _whole_work(planned, rows)
         return cls(
             planned.model, planned.layout, planned.start, x, y, data.classes, rows, work,
-            found[0] if found else None, data.groups, seed,
+            found[0] if found else None, data.groups, data.kind == "text", seed,
         )  # fmt: skip
 
     def train(self, members: list[Rows], first: int = 0) -> Tensor:
@@ -75,12 +75,15 @@ class Arena:
         return self.start + train_cohort(self.model, self.start, self.x, self.y, members, self.work, randomness).updates
 
     @torch.no_grad()
-    def losses(self, weights: Tensor, rows: Rows) -> Tensor:
-        """(K, M, classes): the cross-entropy of M rows under K models, for each label that they could have."""
-        x = self.x[rows]
+    def outputs(self, weights: Tensor, x: Tensor) -> Tensor:
+        """(K, M, ..., classes): the outputs of K models for the same inputs."""
         self.model.eval()
         each = [functional_call(self.model, self.layout.unflatten(row), (x,), strict=False) for row in weights]
-        return -F.log_softmax(torch.stack(each).double(), -1)
+        return torch.stack(each)
+
+    def losses(self, weights: Tensor, rows: Rows) -> Tensor:
+        """(K, M, classes): the cross-entropy of M rows under K models, for each label that they could have."""
+        return -F.log_softmax(self.outputs(weights, self.x[rows]).double(), -1)
 
     def confidence(self, weights: Tensor, rows: Rows) -> Numbers:
         """(K, M): ln p/(1 − p) of the true label, which is nearly Gaussian (Carlini et al. 2022, section VI)."""
