@@ -77,21 +77,16 @@ def open_target(
             f" --audit '{{kind: example-canaries, confidence: 0.99}}'"
         )
     if not Path(target).is_dir():
-        _check(audits)
+        if audits:  # before it is run: whether what was asked for exists, and fits
+            from fedsim.scenario_file import load_scenario
+
+            load_scenario(target, [*overrides, _override(audits)])
         return None
     if overrides or out is not None:
         raise AuditError(f"{target} is a run, which is over: leave --set and --out out, or audit its scenario")
     import fedsim
 
     return fedsim.open_run(target)
-
-
-def _check(audits: Sequence[str]) -> None:
-    """Before a scenario is run: whether the audits that were asked for exist."""
-    if audits:
-        from fedsim.scenario_file import load_scenario
-
-        load_scenario("quickstart", [_override(audits)])
 
 
 def _override(audits: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def audit_scenario(
 
 
 def fitting_audits(scenario: Scenario) -> Sequence[AuditSection]:
-    """What a scenario without audits of its own is audited by: canaries where they can be, else a membership game."""
+    """What a scenario without audits of its own is audited by: canaries where they can be, else a game."""
     defence, found = scenario.defence, []
     one_step = scenario.strategy.name == "fedsgd" or scenario.client.steps == 1
     if defence.example_dp is not None and defence.example_dp.batches == "poisson" and one_step:
@@ -109,7 +109,7 @@ def fitting_audits(scenario: Scenario) -> Sequence[AuditSection]:
     fixed = defence.client_dp is not None and defence.client_dp.adaptive is None
     if fixed and defence.client_dp is not None and defence.client_dp.noise == "gaussian":
         return (*found, ClientCanaries(kind="client-canaries"))
-    return found or (GameAudit(kind="game", game="MI"),)
+    return found or (GameAudit(kind="game", game="RC-Targ" if scenario.is_text else "MI"),)
 
 
 def _play(

@@ -22,6 +22,7 @@ from fedsim.scenario.attack import (
     TextAttack,
 )
 from fedsim.scenario.audit import (
+    LANGUAGE_GAMES,
     AuditSection,
     ClientCanaries,
     ExampleCanaries,
@@ -71,6 +72,7 @@ from fedsim.scenario.section import Section
 from fedsim.scenario.whole import AdversarySection, EngineSection, Scenario
 
 __all__ = [
+    "LANGUAGE_GAMES",
     "ActiveSection",
     "AdaptiveClipping",
     "AdversarySection",

@@ -14,6 +14,9 @@ GameName = Literal[
     "AI", "Inv", "RC", "RC-Untarg", "RC-Targ", "PI", "MI-Subj", "DPD", "SMI",
 ]  # fmt: skip
 
+LANGUAGE_GAMES: frozenset[GameName] = frozenset({"RC-Targ", "RC-Untarg"})
+"""Games of language models, played with text; all others are played with images and tables."""
+
 
 class _Audit(Section):
     confidence: float = Field(0.95, gt=0.5, lt=1)

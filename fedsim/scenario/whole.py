@@ -9,9 +9,16 @@ from pydantic import Field, model_validator
 
 from fedsim.scenario.active import ActiveSection
 from fedsim.scenario.attack import AttackSection, KnowledgeSection
-from fedsim.scenario.audit import AuditSection
+from fedsim.scenario.audit import LANGUAGE_GAMES, AuditSection, GameAudit
 from fedsim.scenario.clients import ClientSection, CohortSection, FedAvgStrategy, FedSgdStrategy, StrategySection
-from fedsim.scenario.data import DataSection, EmbeddedData, IidPartition, PartitionSection
+from fedsim.scenario.data import (
+    DataSection,
+    DescriptionsData,
+    EmbeddedData,
+    IidPartition,
+    PartitionSection,
+    TextData,
+)
 from fedsim.scenario.defence import DefenceSection
 from fedsim.scenario.model import MlpModel, ModelSection
 from fedsim.scenario.section import Section, shorthand
@@ -85,6 +92,11 @@ class Scenario(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     """All randomness of the simulation comes from this number."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the model learns a language."""
+        return isinstance(self.data, DescriptionsData | TextData)
+
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         checks = (
@@ -92,6 +104,7 @@ class Scenario(Section):
             _uniform_under_client_privacy,
             _no_batch_norm_under_privacy,
             _attacked_rounds_exist,
+            _games_fit_the_data,
         )
         for check in checks:
             check(self)
@@ -131,3 +144,12 @@ def _attacked_rounds_exist(scenario: Scenario) -> None:
             f"adversary.active.rounds names round {max(active.rounds)}, but the scenario has {scenario.rounds};"
             " name one of them"
         )
+
+
+def _games_fit_the_data(scenario: Scenario) -> None:
+    for audit in scenario.audit:
+        if isinstance(audit, GameAudit) and (audit.game in LANGUAGE_GAMES) != scenario.is_text:
+            found, fitting = ("text", "RC-Targ") if scenario.is_text else ("no text", "MI")
+            raise ValueError(
+                f"audit.game {audit.game} does not fit data {scenario.data.source}, which is {found}; play {fitting}"
+            )

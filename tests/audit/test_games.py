@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fedsim.audit.games import GAMES, bounded_by, game_named, is_bounded_by_dp, relations
 from fedsim.audit.playing.arena import Arena
@@ -153,6 +154,13 @@ def test_a_language_model_that_knows_its_rows_tells_them(text_arena: Arena, name
     assert trials.score[~trials.truth].mean() < 0.1  # nobody guesses a row that was not trained on
     with pytest.raises(AuditError, match="played with images and tables"):
         play("MI", text_arena)
+
+
+def test_a_game_that_does_not_fit_the_data_is_refused_before_anything_runs() -> None:
+    for data, game in (("digits", "RC-Targ"), ("descriptions", "MI")):
+        audit = [{"kind": "game", "game": game}]
+        with pytest.raises(ValidationError, match=f"{game} does not fit data {data}"):
+            Scenario.model_validate({"data": data, "model": "transformer", "audit": audit})
 
 
 def test_what_is_not_written_yet_cannot_be_seen(text_arena: Arena) -> None:

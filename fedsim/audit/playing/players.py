@@ -31,5 +31,3 @@ PLAYERS: dict[GameName, Player] = {
     "RC-Targ": language.completion,
     "RC-Untarg": language.extraction,
 }
-LANGUAGE: frozenset[GameName] = frozenset({"RC-Targ", "RC-Untarg"})
-"""Games of language models; all others are played with images and tables."""

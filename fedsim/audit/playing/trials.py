@@ -26,7 +26,7 @@ from fedsim.audit.playing.arena import Arena, Numbers
 from fedsim.audit.verdict import Claim, Verdict, decide
 from fedsim.errors import AuditError
 from fedsim.privacy.claim import Adjacency
-from fedsim.scenario import Scenario
+from fedsim.scenario import LANGUAGE_GAMES, Scenario
 
 Bits = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
@@ -60,15 +60,15 @@ class GameFinding:
 
 def play(game: Game | str, scenario: Scenario | Arena, trials: int = 400, seed: int = 0) -> Trials:
     """Play a game so many times: all trials, and the shadow models of the adversary, are trained at once."""
-    from fedsim.audit.playing.players import LANGUAGE, PLAYERS
+    from fedsim.audit.playing.players import PLAYERS
 
     chosen = game if isinstance(game, Game) else game_named(game)
     if trials < 20:
         raise AuditError(f"trials is {trials}; a game is played at least 20 times")
     arena = scenario if isinstance(scenario, Arena) else Arena.of(scenario, seed)
-    if arena.text != (chosen.name in LANGUAGE):
-        mine, other = ("text", "another game") if chosen.name in LANGUAGE else ("images and tables", "RC-Targ")
-        raise AuditError(f"game {chosen.name} is played with {mine}, which this data is not; play {other}, or set data")
+    if arena.text != (chosen.name in LANGUAGE_GAMES):
+        mine, other = ("text", "MI") if chosen.name in LANGUAGE_GAMES else ("images and tables", "RC-Targ")
+        raise AuditError(f"game {chosen.name} is played with {mine}, which this data is not; play {other}")
     truth, score, adjacency, notes = PLAYERS[chosen.name](arena, trials)
     return Trials(chosen, truth, score, adjacency, notes)
 
