@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
+import socket
 import sys
 import tempfile
 import threading
@@ -34,18 +36,31 @@ from fedsim.scenario import EngineSection
 _RUN = 1
 
 
-def check_ray() -> None:
-    """ScenarioError where Ray is not installed."""
+def check_ray(engine: EngineSection) -> None:
+    """ScenarioError where Ray is not installed, or where no cluster answers at engine.address.
+
+    Ray itself would try for many minutes.
+    """
     if importlib.util.find_spec("ray") is None:
         raise ScenarioError(
             "engine.kind ray needs Ray, which is not installed; install it with `pip install 'fedsim[ray]'`, or use"
             " engine inline"
         )
+    place = re.fullmatch(r"(?:ray://)?(.+):(\d+)", engine.address or "")
+    if place is None:  # Ray has names of its own: auto, local
+        return
+    try:
+        socket.create_connection((place[1].strip("[]"), int(place[2])), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ScenarioError(
+            f"engine.address is {engine.address!r}, where no Ray cluster answers ({error}); start one there with"
+            " `ray start --head`, or leave engine.address out to use the cores of this machine"
+        ) from error
 
 
 def run_on_ray(plan: Plan, folder: Path, progress: Progress | None = None) -> None:
     """Run the rounds that are left with the clients on Ray."""
-    check_ray()
+    check_ray(plan.scenario.engine)
     from flwr.simulation.run_simulation import _run_simulation
 
     configuration: dict[str, str | int | float | bool] = {"scenario": scenario_json(plan.scenario)}

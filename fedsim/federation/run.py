@@ -165,7 +165,7 @@ def _check_engine(engine: EngineSection) -> None:
     if engine.kind == "ray":
         from fedsim.federation.ray import check_ray
 
-        check_ray()
+        check_ray(engine)
     elif engine.kind == "deploy":
         from fedsim.federation.deployed import Link
 

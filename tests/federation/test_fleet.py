@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,17 @@ def test_a_handler_always_answers_and_keeps_its_old_state_when_it_fails() -> Non
     assert "NoneType in place of a reply" in nothing(message, Context(1, 2, {}, RecordDict(), {})).error.reason
     hidden = always_answering(raising(ValueError("row 7 is odd")), secretive=lambda context: True)
     assert "row 7" not in hidden(message, Context(1, 2, {}, RecordDict(), {})).error.reason
+
+
+def test_a_ray_cluster_that_does_not_answer_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: object())
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with pytest.raises(ScenarioError, match=f"engine.address is '{address}', where no Ray cluster answers"):
+        fedsim.run(scenario(engine={"kind": "ray", "address": address}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_ray_is_asked_for_in_one_sentence_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
