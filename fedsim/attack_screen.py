@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ def showing_attacks(*, quiet: bool) -> AbstractContextManager[Progress]:
 def attack_line(report: AttackReport) -> str:
     """An attacked update as `name=value` pairs."""
     loss = "" if report.loss is None else f" loss={report.loss:.3g}"
-    which = f"attack={report.attack} update={report.observation} number={report.number} of={report.of}"
+    name = json.dumps(report.attack) if " " in report.attack else report.attack
+    which = f"attack={name} update={report.observation} number={report.number} of={report.of}"
     return f"{which} found={report.found}{loss}"
 
 

@@ -115,17 +115,18 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
             f"{run.path} keeps no update to attack; raise adversary.keep_rounds and keep_clients and run again"
         )
     cases = [_case(battle, rounds) for rounds in _by_client(seen, settings)]
+    called = getattr(settings, "title", None) or settings.name
     found: dict[str, Tensor] = {}
     truth: dict[str, Tensor] = {}
     entries: list[dict[str, Any]] = []
     for some in batched(cases, AT_ONCE if settings.name == "fedavg" else 1):
         for number, case in enumerate(some, len(entries) + 1):
-            progress(AttackReport(settings.name, number, len(cases), case.key))
+            progress(AttackReport(called, number, len(cases), case.key))
         for case, result in zip(some, _results(settings, some, scenario.seed), strict=True):
             entry = _entry(battle, settings, case, result, found, truth)
             entries.append(entry)
             outcome = (entry["found"], entry["loss"], _sentence(entry))
-            progress(AttackReport(settings.name, len(entries), len(cases), case.key, *outcome))
+            progress(AttackReport(called, len(entries), len(cases), case.key, *outcome))
     if all(entry["error"] for entry in entries):
         raise AttackError(f"{settings.name} cannot be played on this run: {entries[0]['error']}")
     knowledge, encoding = knowledge_of(scenario, place.dataset, seen[0]), place.dataset.encoding

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedsim.federation.run import Run
     from fedsim.federation.server import Progress, RoundReport
     from fedsim.privacy import PrivacyClaim
+    from fedsim.scenario import Scenario
 
 
 def show_rows(rows: Sequence[tuple[str, str]]) -> None:
@@ -125,7 +126,7 @@ def run_rows(run: Run, report: Path | None) -> list[tuple[str, str]]:
     who = clients(summary["population"], summary["cohort_size"], scenario.cohort.sampling)
     failures = int(run.metrics["failures"].sum())
     return [
-        ("ran", f"{scenario.name}: {scenario.strategy.name}, {scenario.rounds} rounds, {who}"),
+        ("ran", f"{scenario.name}: {scenario.strategy.name}, {rounds(scenario)}, {who}"),
         ("model", f"{scenario.model.name}, {summary['parameters']:,} parameters, on {summary['data']}"),
         (
             "accuracy",
@@ -192,13 +193,24 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("data", f"{dataset.name}: {rows}, input {shape}, {dataset.classes:,} classes"),
         ("clients", f"{who}, partition {scenario.partition.kind}"),
         ("model", f"{scenario.model.name}, {plan.parameters:,} parameters"),
-        ("training", f"{scenario.strategy.name}, {scenario.rounds:,} rounds, {steps} for a client in a round"),
+        ("training", f"{scenario.strategy.name}, {rounds(scenario)}, {steps} for a client in a round"),
         ("defence", _defence(plan)),
         ("server sees", f"{messages(plan):,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
-        ("time", f"about {duration(seconds)} on this machine"),
+        ("time", f"about {duration(seconds)} on this machine{_and_attacks(scenario)}"),
         *_claim_rows(plan.claims),
         *(("note", note) for note in notes(plan)),
     ]
+
+
+def rounds(scenario: Scenario) -> str:
+    """How many there are."""
+    return "1 round" if scenario.rounds == 1 else f"{scenario.rounds:,} rounds"
+
+
+def _and_attacks(scenario: Scenario) -> str:
+    """Attacks can take much longer than what they attack, and nobody knows before."""
+    count = len(scenario.attacks)
+    return f", and then {count} attack{'s' if count > 1 else ''}, which may take minutes" if count else ""
 
 
 def clients(population: int, cohort: float, sampling: str) -> str:

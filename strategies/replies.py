@@ -154,15 +154,17 @@ def secure_sum(
 ) -> list[Message]:
     """Secure aggregation as an access model: the server gets one reply with the sums, and who failed, but no update.
 
-    The clients have multiplied their updates by their weights, so that sum_k w_k u_k / sum_k w_k is the average. Where
-    they share the noise (`all_needed`), a sum without somebody's share would be protected by less than is claimed:
-    then there is none, as in a deployment, whose masks only fall away from the sum of all.
+    The clients have multiplied their updates by their weights, so that sum_k w_k u_k / sum_k w_k is the average. As in
+    a deployment, whose masks fall away only then, there is a sum if more than half have answered, and two at least; or
+    everybody, where they share the noise (`all_needed`): a sum without somebody's share would be protected by less
+    than is claimed.
     """
     replies = list(replies)
     arrivals, refused = read_replies(replies, layout, client_of, limits)
     reasons = {refusal.client: refusal.reason for refusal in refused}
     errors = [_refusal(reply, reasons[who]) for reply in replies if (who := client_of(_source(reply))) in reasons]
-    if not arrivals or (all_needed and errors):
+    needed = len(replies) if all_needed else max(2, len(replies) // 2 + 1)
+    if not arrivals or len(arrivals) < needed:
         return errors
     weight = sum(arrival.weight for arrival in arrivals)
     metrics = MetricRecord({"weight": weight, "clients": len(arrivals)})

@@ -98,10 +98,9 @@ class ReconstructionScore:
             return "There was nothing to reconstruct."
         noun = {"image": "picture", "table": "row", "text": "text"}[self.kind] + ("" if self.originals == 1 else "s")
         if not self.found:
-            labels = (
-                "" if self.label_accuracy is None else f"; {100 * self.label_accuracy:.0f}% of the labels are right"
-            )
-            return f"Nothing of {self.originals} {noun} was reconstructed{labels}."
+            if self.label_accuracy is not None:
+                return f"Labels only: {100 * self.label_accuracy:.0f}% of those of {self.originals} {noun} are right."
+            return f"Nothing of {self.originals} {noun} was reconstructed."
         parts = [f"{self.right.right} of {self.originals} {noun} reconstructed", f"{self.exact.right} exactly"]
         parts += [f"{text}" for text in _headline(self.metrics, self.baseline)]
         if self.baseline is not None:

@@ -69,6 +69,12 @@ def control(link: Link) -> Iterator[ControlHttpClient]:
         client.close()
 
 
+def check_link(engine: EngineSection) -> None:
+    """DeployError where no SuperLink answers as a scenario's engine says."""
+    with control(Link.of(engine)) as client:
+        client.ListNodes(ListNodesRequest())
+
+
 def owners(engine: EngineSection) -> Owners | None:
     """Who the nodes of a deployment are; None, where no file beside the certificate says which client a key is.
 

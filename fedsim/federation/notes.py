@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def notes(plan: Plan) -> list[str]:
     """One sentence each."""
-    return [*_large_deltas(plan), *_clients_left_out(plan), *_empty_classes(plan)]
+    return [*_large_deltas(plan), *_sums_of_one(plan), *_clients_left_out(plan), *_empty_classes(plan)]
 
 
 def _large_deltas(plan: Plan) -> list[str]:
@@ -26,6 +26,17 @@ def _large_deltas(plan: Plan) -> list[str]:
         f"δ = {delta:g} is not below 1/{count:,}, one over the number of {unit}s: the claim would allow to publish one"
         f" {unit} outright; choose a delta well below {1 / count:.2g}"
         for delta, unit, count in large
+    ]
+
+
+def _sums_of_one(plan: Plan) -> list[str]:
+    """Poisson sampling may draw one client, and not to answer then would tell that."""
+    alone = sum(len(cohort) == 1 for cohort in plan.cohorts)
+    if not alone or not plan.scenario.defence.secure_aggregation:
+        return []
+    return [
+        f"in {alone:,} of {len(plan.cohorts):,} rounds one client is drawn, whose noised update is then the sum; raise"
+        " cohort.size or rate"
     ]
 
 

@@ -27,7 +27,7 @@ from fedsim.privacy import Noise, PrivacyClaim, privacy_curve, resolve_noise, se
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Scenario
 from fedsim.strategies.malicious import check_active, forge_of
-from fedsim.training import Layout, batch_schedule, train_cohort
+from fedsim.training import Layout, batch_schedule, check_private_training, train_cohort
 
 PICTURED_CLIENTS = 40
 
@@ -101,11 +101,16 @@ def plan(scenario: Scenario) -> Plan:
         )
     if not any(len(cohort) for cohort in cohorts):
         raise ScenarioError(f"cohort: nobody is drawn in {scenario.rounds} rounds; raise cohort.rate or rounds")
+    if scenario.defence.secure_aggregation:
+        _check_sums(scenario, cohorts)
     _check_attacks(scenario, place.dataset.kind)
     rate = min(1.0, size / population)
     noise = resolve_noise(scenario, settings_by_round(cohorts, place.partition.size, rate)[-1])
     curve = privacy_curve(scenario, noise, cohorts, place.partition.size, rate)
     start = place.layout.flatten(place.model.state_dict())
+    if scenario.defence.example_dp is not None:
+        x, y = place.dataset.x_train, place.dataset.y_train
+        check_private_training(place.model, start, x, y, local_work(scenario, 0.0))
     if scenario.adversary.active is not None:
         work = local_work(scenario, 0.0)
         forge = forge_of(scenario, place.model, place.layout, place.dataset, place.partition, work)
@@ -204,6 +209,18 @@ def estimate_seconds(plan: Plan) -> float:
     evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
     training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
     return training + (evaluated - trained) * evaluations
+
+
+def _check_sums(scenario: Scenario, cohorts: Sequence[Cohort]) -> None:
+    """A sum over one client is its update. Under a claim for clients a drawn cohort may be of one: it is noised."""
+    if scenario.defence.client_dp is not None and scenario.cohort.sampling == "poisson":
+        return
+    alone = next((round_ for round_, cohort in enumerate(cohorts, 1) if len(cohort) == 1), None)
+    if alone is not None:
+        raise ScenarioError(
+            f"defence.secure_aggregation: in round {alone} there is one client, whose update would be the sum; use a"
+            " larger cohort"
+        )
 
 
 def _check_attacks(scenario: Scenario, kind: str) -> None:

@@ -167,9 +167,9 @@ def _check_engine(engine: EngineSection) -> None:
 
         check_ray(engine)
     elif engine.kind == "deploy":
-        from fedsim.federation.deployed import Link
+        from fedsim.federation.link import check_link
 
-        Link.of(engine)
+        check_link(engine)
 
 
 def _run_inline(planned: Plan, path: Path, progress: Progress | None) -> None:

@@ -9,13 +9,14 @@ written to the client's ledger first, and is on the disk before anything leaves.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.errors import PolicyError
-from fedsim.federation.masking import to_words
+from fedsim.federation.masking import FRACTION, to_words
 from fedsim.federation.safeguards import Safeguards, number
 from fedsim.federation.secure_aggregation import Dealt, Keys, Secrets, masked, sealed_shares, threshold_of, unmasking
 from fedsim.scenario import Scenario
@@ -68,7 +69,20 @@ def check_ready(message: Message, context: Context) -> None:
     sharing = message.content.config_records["config"].get("cohort-size", 0)
     if not isinstance(sharing, int) or len(set(present)) < sharing:
         raise PolicyError(f"the noise is shared by {sharing!r} clients, but {len(set(present))} of them are in the sum")
+    _check_resolution(message.content.config_records["config"], max(1, sharing))
     _once(state, context, "vector")
+
+
+def _check_resolution(config: ConfigRecord, sharing: int) -> None:
+    """PolicyError where a client's share of the noise would be lost as numbers are rounded to fixed point."""
+    if "client-noise-multiplier" not in config:
+        return
+    share = number(config, "client-noise-multiplier") * number(config, "clipping-norm") / math.sqrt(sharing)
+    if 0 < share < 16 * 2.0**-FRACTION:
+        raise PolicyError(
+            f"each client's share of the noise is {share:.2g}, and secure aggregation rounds to {2.0**-FRACTION:.1g}:"
+            " too little of it would be left; the server must use a larger clipping norm"
+        )
 
 
 def mask_reply(message: Message, context: Context, reply: Message, layout: Layout) -> Message:

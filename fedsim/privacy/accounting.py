@@ -28,7 +28,7 @@ from typing import Literal
 from fedsim.errors import PrivacyError
 from fedsim.privacy.claim import Adjacency, Sampling
 from fedsim.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon
-from fedsim.privacy.loss import COARSE, FINE, Grid, Release, composed_delta, composed_epsilon
+from fedsim.privacy.loss import COARSE, FINE, SMALLEST_DELTA, Grid, Release, composed_delta, composed_epsilon
 from fedsim.privacy.renyi import quietly, rdp_delta, rdp_epsilon
 
 Accountant = Literal["pld", "rdp", "prv"]
@@ -258,6 +258,9 @@ def _account_fixed_size(steps: Steps, delta: float, accountant: Accountant) -> A
 def _account_prv(steps: Steps, delta: float) -> Account:
     if any(mechanism.kind != "gaussian" for mechanism, _ in steps):
         raise PrivacyError("accountant prv knows gaussian noise only; use pld for laplace")
+    least = max(SMALLEST_DELTA, 2e-14 * sum(count for _, count in steps))
+    if delta < least:  # the rounding errors of Opacus' Fourier transform grow with the releases, and it does not tell
+        raise PrivacyError(f"delta is {delta:g}, and accountant prv holds from {least:.2g} on here; use pld")
     from opacus.accountants import PRVAccountant  # here, because it takes seconds to import
 
     opacus = PRVAccountant()
@@ -268,4 +271,6 @@ def _account_prv(steps: Steps, delta: float) -> Account:
         raise PrivacyError(f"accountant prv cannot compute this ({error}); use pld") from error
     if not math.isfinite(spent):
         raise PrivacyError("accountant prv finds no finite number here; use pld")
+    if all(_is_plain_gaussian(mechanism) for mechanism, _ in steps):  # an upper bound is not below what is exact
+        spent = max(spent, gaussian_epsilon(_merged_sigma(steps), delta))
     return Account(max(0.0, float(spent)), "PRV (Opacus, upper bound)")

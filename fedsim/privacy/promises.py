@@ -39,6 +39,9 @@ _PUBLIC_ENCODING = (
     " not taken from the clients' rows, as this simulation takes it"
 )
 _TEXTS = {"text", "descriptions"}
+_SEPARATE = (
+    "the model computes each example by itself, whatever else is in its batch: this was tried with a few examples only"
+)
 _WINDOW = "an example is a window of text with its targets: a token at the edge of two windows is in two examples"
 
 
@@ -167,6 +170,7 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
             "how many examples a client holds is public, and so are the sampling rate and the number of steps; to"
             " remove an example means that it contributes nothing, while these stay",
             *((_WINDOW,) if scenario.data.source in _TEXTS else ()),
+            *((_SEPARATE,) if scenario.model.name.startswith("import:") else ()),
             *(("the client draws its batches in secret, each example independently",) if poisson else ()),
             _INDEPENDENT,
             _NOTHING_ELSE,

@@ -8,6 +8,7 @@ not of anybody's data), so a claim is made for the client that spent most.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -125,13 +126,17 @@ def _resolve(section: ExampleDp | ClientDp, scenario: Scenario, setting: Setting
 def _noise_for_all(
     spends: Callable[[int, float], float], worst: Callable[[float], tuple[int, float]], target: float
 ) -> float:
-    """The smallest σ with which nobody spends more than the target: that of the worst, unless it makes another so."""
+    """The smallest σ with which nobody spends more than the target: that of the worst, unless it makes another so.
+
+    Six digits, rounded up: what is printed of it is then what is used.
+    """
     index, sigma = worst(1.0)[0], 0.0
     while True:
         sigma = max(sigma * (1 + 1e-5), smallest_noise(partial(spends, index), target))
         index, most = worst(sigma)
         if most <= target:
-            return sigma
+            unit = 10.0 ** (math.floor(math.log10(sigma)) - 5)
+            return float(f"{math.ceil(sigma / unit) * unit:.6g}")
 
 
 # --- the worst client -----------------------------------------------------------------------------------------------

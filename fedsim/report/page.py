@@ -144,7 +144,8 @@ def _seen(run: RunFiles) -> Fact:
     noun = "sum" if run.scenario.defence.secure_aggregation else "update"
     if run.scenario.strategy.name == "fedsgd" and noun == "update":
         noun = "gradient"
-    how = "no single update" if noun == "sum" else "one by one"
+    alone = any(message.clients == 1 for message in run.received)
+    how = ("single updates among them" if alone else "no single update") if noun == "sum" else "one by one"
     return Fact("The server saw", words.count(len(run.received), noun), f"{how}; {failures}")
 
 

@@ -162,6 +162,8 @@ def _claims_table(run: RunFiles) -> Table:
         if field.name != "assumptions":
             values = [getattr(claim, field.name) for claim in run.claims]
             shown = [words.number(value) for value in values]
+            if field.name == "noise_multiplier":  # all that is printed elsewhere: fewer digits could say more noise
+                shown = [f"{value:.6g}" for value in values]
             if field.name == "epsilon":
                 shown = [f"{words.epsilon(c.epsilon)} at δ = {words.number(c.delta)}, per {c.unit}" for c in run.claims]
             rows.append((_FIELD_NAMES.get(field.name, field.name.replace("_", " ")), *shown))

@@ -80,9 +80,9 @@ def _did_not_see(run: RunFiles) -> tuple[str, ...]:
     defence = run.scenario.defence
     items = ["the clients' rows, and the order and batches in which a client used them"]
     if defence.secure_aggregation:
-        items.insert(
-            0, "any single update: secure aggregation shows it sums only (an access model here, not a protocol)"
-        )
+        alone = any(message.clients == 1 for message in run.received)
+        what = "any single update that was summed with others" if alone else "any single update"
+        items.insert(0, f"{what}: secure aggregation shows it sums only (an access model here, not a protocol)")
     if defence.client_dp:
         items.append("an update before it was clipped and noised")
     if defence.example_dp:
@@ -136,7 +136,7 @@ def _norms(run: RunFiles) -> Drawing | None:
 
     noise = " Each norm includes the client's own noise." if run.scenario.defence.client_dp and not sums else ""
     caption = (
-        "One norm a round is all that the server can compare here: no single client stands out from a sum."
+        "One norm a round is all that the server can compare here: no client stands out from a sum with others."
         if sums
         else "A client whose dots lie apart is one that the server can tell from the others: little or odd data, or a"
         f" fault.{noise}"

@@ -8,7 +8,7 @@
 from fedsim.training.batches import ExampleClipping, LocalWork, batch_schedule
 from fedsim.training.client import CohortResult
 from fedsim.training.layout import Layout, layout_of
-from fedsim.training.local import train_cohort
+from fedsim.training.local import check_private_training, train_cohort
 from fedsim.training.memory import keep_freed_memory
 from fedsim.training.replicas import expressible
 
@@ -18,6 +18,7 @@ __all__ = [
     "Layout",
     "LocalWork",
     "batch_schedule",
+    "check_private_training",
     "expressible",
     "layout_of",
     "train_cohort",

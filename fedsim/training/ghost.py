@@ -17,16 +17,26 @@ of replicas suggests, so that its last bits would depend on them.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """|r| over the last dimension, or very little more.
+
+    The square of a number below 2⁻⁶³ may be lost in single precision, so that n of them would have length 0, whatever
+    they are multiplied by later; √n·2⁻⁶³ is what can be lost at most.
+    """
+    found: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return found.add_(2.0**-63 * math.sqrt(rows.shape[-1]))
+
+
 def squared_lengths(rows: Tensor) -> Tensor:
     """|r|² over the last dimension."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1)
-    return lengths.square_()
+    return lengths(rows).square_()
 
 
 @lru_cache(64)
@@ -54,8 +64,8 @@ def are_small(length: int, inputs: int, outputs: int) -> bool:
 def squared_norms(x: Tensor, d: Tensor) -> Tensor:
     """(n,): |Σ_l d_l x_lᵀ|² of n examples, (n, L, I) and (n, L, O), from the factors alone."""
     if x.shape[1] == 1:
-        return squared_lengths(x[:, 0]).mul_(squared_lengths(d[:, 0]))
-    spread = torch.linalg.vector_norm(x, dim=-1).mul_(torch.linalg.vector_norm(d, dim=-1)).sum(1)
+        return lengths(x[:, 0]).mul_(lengths(d[:, 0])).square_()  # a product of squares could be 0·∞
+    spread = lengths(x).mul_(lengths(d)).sum(1)
     x, d = x.double(), d.double()
     return bounded_squares(torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(d, d.transpose(1, 2))), spread)
 

@@ -202,7 +202,7 @@ class ReplicaEmbedding(ReplicaLayer):
         shape = (self.batch.replicas * self.batch.width, -1)
         tokens, d = self._tokens.reshape(shape), self._d.reshape(*shape, self._d.shape[2])
         grams = torch.bmm(d.double(), d.double().transpose(1, 2)).mul_(tokens.unsqueeze(2) == tokens.unsqueeze(1))
-        spread = torch.linalg.vector_norm(d, dim=-1).sum(1)
+        spread = ghost.lengths(d).sum(1)
         return ghost.bounded_squares(grams, spread).view(self.batch.replicas, self.batch.width)
 
     def forget(self, examples: Tensor) -> None:

@@ -116,7 +116,8 @@ class ReplicaLinear(ReplicaLayer):
             norms = ghost.squared_lengths(self.examples["weight"])
         elif self.bias is not None and x.shape[1] == 1:  # |d xᵀ|² + |d|²
             self.examples["bias"] = d.view(shape)
-            return ghost.squared_lengths(x).add_(1).mul_(ghost.squared_lengths(d)).view(shape[:2])
+            whole = ghost.lengths(x).square_().add_(1).sqrt_().mul_(ghost.lengths(d))
+            return whole.square_().view(shape[:2])
         else:
             norms = ghost.squared_norms(x, d).view(shape[:2])
         if self.bias is not None:

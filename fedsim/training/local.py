@@ -69,11 +69,8 @@ def train_cohort(
     if not clients:
         return result
     kernel = _kernel_for(task)
-    if work.example_dp is not None and kernel.mixing:
-        raise ModelError(
-            f"by {kernel.mixing} the examples of a batch influence each other, so that no example's gradient can be "
-            "clipped: use GroupNorm (norm: group) in place of BatchNorm with example-level privacy"
-        )
+    if work.example_dp is not None:
+        _check_separate(kernel)
     if kernel.trial.reason is not None or any(each.add_noise for each in randomness):
         for client in clients:
             train_one(task, client, result)
@@ -87,6 +84,19 @@ def train_cohort(
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 list(pool.map(lambda some: kernel.train(task, some, result), chunks))
     return result
+
+
+def check_private_training(model: nn.Module, start: Tensor, x: Tensor, y: Tensor, work: LocalWork) -> None:
+    """ModelError for a model whose examples have no gradients of their own, which DP-SGD could clip."""
+    _check_separate(_kernel_for(Task(model, layout_of(model), start, x, y, work)))
+
+
+def _check_separate(kernel: _Kernel) -> None:
+    if kernel.mixing:
+        raise ModelError(
+            f"by {kernel.mixing} the examples of a batch influence each other, so that no example's gradient can be "
+            "clipped: use GroupNorm (norm: group) in place of BatchNorm with example-level privacy"
+        )
 
 
 def _check(task: Task, members: Sequence[Rows], randomness: Sequence[ClientRandomness]) -> None:

@@ -25,6 +25,7 @@ from fedsim.training.replicas import ReplicaModel
 
 _VECTOR = 32  # float32 that PyTorch computes at a time: two AVX-512 registers
 _WIDTH = 3  # examples of each of the two replicas in a trial
+_MANY = 48  # examples of a batch of an ordinary size
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def mixes_examples(task: Task) -> str | None:
         if isinstance(module, _DropoutNd):
             module.eval()
     alone = torch.cat([_outputs(model, task, part) for part in inputs.split(1)])
-    return None if _same(_outputs(model, task, inputs), alone) else "the model's forward pass"
+    many = inputs.repeat(-(-_MANY // len(inputs)), *(1 for _ in inputs.shape[1:]))
+    crowds = (_outputs(model, task, inputs), _outputs(model, task, many)[: len(inputs)])
+    return None if all(_same(crowd, alone) for crowd in crowds) else "the model's forward pass"
 
 
 def _inputs(task: Task) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import subprocess
 import sys
 import tomllib
@@ -26,6 +27,7 @@ from fedsim.deploy.clientapp import REPLACED, take_no_code
 from fedsim.deploy.processes import environment
 from fedsim.errors import DeployError, FedsimError, PolicyError, RunError
 from fedsim.federation import deployed
+from fedsim.federation import link as federation_link
 from fedsim.federation.bundle import build_bundle, public_scenario, write_bundle
 from fedsim.federation.client import _place, app, workplace
 from fedsim.federation.folder import note_failure
@@ -230,6 +232,15 @@ def test_a_claim_follows_the_examples_that_clients_say_they_hold(tmp_path: Path,
     assert run.metrics["privacy"].iloc[-1][0]["epsilon"] == pytest.approx(run.claim.epsilon)
 
 
+def test_a_superlink_that_does_not_answer_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    scenario = Scenario.model_validate({**SMALL, "engine": {"kind": "deploy", "address": address}})
+    with pytest.raises(DeployError, match=f"the SuperLink at {address} does not answer"):
+        fedsim.run(scenario, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
@@ -254,6 +265,9 @@ class FakeLink:
         self.started.append(request)
         return SimpleNamespace(run_id=40 + len(self.started), HasField=lambda name: True, note="")
 
+    def ListNodes(self, request: Any) -> None:  # noqa: N802
+        """It answers."""
+
     def StopRun(self, request: Any) -> None:  # noqa: N802
         self.stopped.append(request.run_id)
 
@@ -270,7 +284,8 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Any:
         def control(link: Any) -> Iterator[FakeLink]:
             yield fake
 
-        monkeypatch.setattr(deployed, "control", control)
+        for module in (deployed, federation_link):
+            monkeypatch.setattr(module, "control", control)
         monkeypatch.setattr(deployed, "POLL_SECONDS", 0.0)
         return fake
 

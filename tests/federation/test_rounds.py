@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional as F
 
 import fedsim
-from fedsim.errors import RunError
+from fedsim.errors import RunError, ScenarioError
 from fedsim.federation import run as running
 from fedsim.federation.client import answer, app
 from fedsim.federation.inline import error_reply, one_by_one
+from fedsim.federation.notes import notes
 from fedsim.federation.truth import batches
 from fedsim.scenario import Scenario
 
@@ -128,6 +129,22 @@ def test_under_secure_aggregation_the_transcript_holds_sums_only(tmp_path: Path)
     torch.testing.assert_close(run.transcript.sum(1)["3.weight"], total, rtol=1e-4, atol=1e-4)
 
 
+def test_a_sum_is_no_single_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = scenario(defence={"secure_aggregation": True}, cohort={"population": 8, "size": 1})
+    with pytest.raises(ScenarioError, match="in round 1 there is one client, whose update would be the sum"):
+        fedsim.plan(alone)
+    drawn = scenario(
+        defence={"secure_aggregation": True, "client_dp": {"noise_multiplier": 1.0}},
+        cohort={"population": 8, "size": 1, "sampling": "poisson"},
+        rounds=20,
+    )
+    assert any("one client is drawn, whose noised update is then the sum" in note for note in notes(fedsim.plan(drawn)))
+    monkeypatch.setattr(running, "answer", _breaking(0, 1))  # of three clients one is left
+    lonely = scenario(defence={"secure_aggregation": True}, cohort={"population": 3}, rounds=1)
+    run = fedsim.run(lonely, out=tmp_path / "run")
+    assert {line.kind for line in run.transcript.messages() if line.direction == "received"} == {"error"}
+
+
 def test_a_round_in_which_a_share_of_the_noise_is_missing_is_void(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,12 +182,12 @@ def test_adaptive_clipping_follows_the_norms(tmp_path: Path) -> None:
     assert median / 3 < norms[-1] < median * 3
 
 
-def _breaking(broken: int):  # type: ignore[no-untyped-def]
+def _breaking(*broken: int):  # type: ignore[no-untyped-def]
     def handle(messages, contexts):  # type: ignore[no-untyped-def]
         replies = answer(messages, contexts)
         who = [int(context.node_config["partition-id"]) for context in contexts]
         return [
-            error_reply(m, "battery empty") if c == broken else r
+            error_reply(m, "battery empty") if c in broken else r
             for m, r, c in zip(messages, replies, who, strict=True)
         ]
 

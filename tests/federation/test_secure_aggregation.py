@@ -271,6 +271,14 @@ def test_a_share_of_the_noise_that_is_missing_leaves_the_sum_masked(tmp_path: Pa
         deployed(settings, tmp_path / "run")
 
 
+def test_noise_that_would_be_rounded_away_is_refused(tmp_path: Path, world: Any, deployed: Any) -> None:
+    small = {"noise_multiplier": 1.0, "clipping_norm": 1e-7}
+    cohort = {**SMALL["cohort"], "population": 4, "size": 4}
+    settings = scenario(defence={"client_dp": small, "secure_aggregation": True}, cohort=cohort)
+    with pytest.raises(RunError, match=r"share of the noise is 5e-08, and secure aggregation rounds to 6e-08"):
+        deployed(settings, tmp_path / "run")
+
+
 def test_a_server_that_asks_for_the_plain_update_gets_none(tmp_path: Path, world: Any) -> None:
     """The access model of a simulation, with clients that know that they are real."""
     for client in range(5):

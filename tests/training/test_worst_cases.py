@@ -78,6 +78,22 @@ class OverSequence(nn.Module):
         return self.head(self.inner(x).mean(1))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gap", [51.0, 52.2, 60.0, 80.0])
+def test_a_square_that_is_lost_in_single_precision_hides_no_norm(gap: float, bias: bool) -> None:
+    """An activation of 1e19 times a gradient of 1e-23: the square of the latter is 0, and the product is not."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3, bias=bias))
+    large = 1.7e19
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model[1].weight[0, 0], model[3].weight[0, 0] = large, gap / large
+    clipping = ExampleClipping(1e-6, 0.0, "poisson")
+    work = LocalWork("fedsgd", batch_size=None, example_dp=clipping)
+    update = run(model, torch.ones(1, 4), torch.zeros(1, dtype=torch.int64), work).updates[0]
+    assert update.double().norm() <= 1e-6 * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("scale", [1.0, 100.0, 1000.0, 1e5])
 def test_norms_do_not_cancel(scale: float) -> None:
     """Positions whose gradients nearly cancel: the norm must not be found to be smaller than it is."""
