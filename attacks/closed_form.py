@@ -8,6 +8,7 @@ number of local steps or the factor of a clipping (Phong et al. 2018, section 3)
 - one example: every row at once, by least squares;
 - one example before convolutions: layer by layer from the end (`layerwise.py`);
 - a batch of fewer examples than classes of multinomial logistic regression (`softmax_batch.py`);
+- a batch of linear regression, or of any model of one output: only the weighted mean of its inputs (`_weighted_mean`);
 - a batch before a ReLU: rows whose quotients agree (`lone_rows.py`).
 
 Certified is one example whose rows all agree and whose own gradient, up to a factor, is the observed one; a whole batch
@@ -251,7 +252,7 @@ def _scaled(observation: Observation, factor: float) -> Observation:
 
 
 def _belief(loss: float) -> float:
-    """Confidence from a matching loss: 1 where it explains the gradient to float32, 1/2 at 1%."""
+    """A score (no probability) from a matching loss: 1 where it explains the gradient to float32, 1/2 at 1%."""
     return 1.0 if loss < _MATCHES else 0.01 / (0.01 + loss)
 
 
@@ -262,6 +263,8 @@ def _logistic(observation: Observation, knowledge: Knowledge, front: Layer, seed
     """Multinomial logistic regression: the batch itself while it has fewer examples than there are classes."""
     size = _used(observation)
     weight, bias = _gradients(observation, front)
+    if len(weight) == 1:
+        return _weighted_mean(weight, bias)
     if size is None or bias is None or client_gradient(observation) is None or size >= knowledge.classes:
         note = (
             f"the gradient of {knowledge.classes} classes has rank {knowledge.classes - 1}: a batch of that many"
@@ -278,6 +281,19 @@ def _logistic(observation: Observation, knowledge: Knowledge, front: Layer, seed
     loss = _loss(observation, inputs.reshape(-1, *knowledge.input_shape), labels)
     sure = torch.full((size,), loss < _MATCHES)
     return _Found(inputs, labels, torch.full((size,), _belief(loss)), sure, ("softmax equations",))
+
+
+def _weighted_mean(weight: Tensor, bias: Tensor | None) -> _Found:
+    """A batch before one output: dL/dW = sum_i r_i x_i' and dL/db = sum_i r_i with the residuals r_i.
+
+    Their quotient is the mean of the inputs, weighted by their residuals. Nothing more can be had: any batch with the
+    same two sums has the same gradient, d + 1 numbers in all, so that no example of two or more is determined.
+    """
+    why = "one output: a batch leaves d + 1 numbers, the sum of its inputs weighted by their residuals, and no example"
+    if bias is None or not bias.any():
+        return _nothing(weight.shape[1], f"{why}; without the sum of the residuals not even their mean")
+    note = f"{why}; what is shown is the weighted mean, which lies outside the range if residuals differ in sign"
+    return _Found(weight / bias[:, None], None, torch.zeros(1), torch.zeros(1, dtype=torch.bool), (note,))
 
 
 def _nothing(width: int, note: str) -> _Found:

@@ -56,7 +56,8 @@ class Pooled:
     """(n, columns) of the members that have the pooled value in the cell, numbers within the tolerance."""
     loss: float
     """Distance of the pooled rows' gradient."""
-    members: int
+    members: Tensor
+    """(R, n, F) the valid rows of every member, in the order of the pooled rows."""
 
 
 # --- members --------------------------------------------------------------------------------------------------------
@@ -120,6 +121,14 @@ def wrong_cells(a: Tensor, b: Tensor, encoding: TableEncoding) -> Tensor:
     return torch.stack(cells, -1)
 
 
+def right_cells(found: Tensor, truth: Tensor, labels: Tensor, encoding: TableEncoding) -> Tensor:
+    """(n, columns) bool: which cells of rows found are right, matched to the truth by label and optimal assignment."""
+    wrong = wrong_cells(found[:, None], truth[None], encoding)
+    foreign = 1e3 * (labels[:, None] != labels[None]).double()
+    rows, order = linear_sum_assignment((wrong.double().sum(2) + foreign).numpy())
+    return ~wrong[rows, order]
+
+
 def _match(members: Tensor, valid: Tensor, best: int, problem: Problem) -> Tensor:
     """The members' rows in the order of the best member's; rows of different labels are never matched."""
     order = []
@@ -144,6 +153,7 @@ def _pool(members: Tensor, problem: Problem) -> Pooled:
             counts = F.one_hot(members[..., where].argmax(-1), column.width).double().mean(0)
         entropy = -torch.xlogy(counts, counts).sum(-1)
         agreement.append(1 - entropy / max(1e-9, torch.tensor(float(min(len(members), counts.shape[-1]))).log().item()))
-    share = (~wrong_cells(project(members, encoding), pooled[None], encoding)).double().mean(0)
+    valid = project(members, encoding)
+    share = (~wrong_cells(valid, pooled[None], encoding)).double().mean(0)
     loss = float(_distances(problem, pooled[None])[0])
-    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), share, loss, len(members))
+    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), share, loss, valid)

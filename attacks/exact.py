@@ -109,7 +109,7 @@ def _in_range(inputs: Tensor, knowledge: Knowledge) -> tuple[Tensor, bool]:
 
 
 def _confidence(batch: LayerBatch) -> Tensor:
-    """Certified items are certain; in a whole batch that is not, an item is as likely as it agrees with its neurons."""
+    """Certified items are certain; others have a score of how well they agree with their neurons, no probability."""
     whole = len(batch.inputs) == batch.rank
     doubtful = max(0.0, 2 * batch.consistency - 1) * (0.9 if whole else 0.1)
     return torch.where(batch.certified, 1 - 1e-6, doubtful).float()

@@ -8,7 +8,8 @@ matrix A (b, b), whose columns are the sparse directions of Y. Their scale is th
 Two facts beyond the paper make the search quick and the result certain:
 - Every row p of A^-1 is orthogonal to the other columns of A. So, once k columns are known, the inputs that are missing
   lie in b - k dimensions; and an input says through its own signs, p V^T W~^T < 0, where its column of Y A is zero,
-  which determines that column. The last few columns are found by trying inputs, not by searching for sparsity.
+  which determines that column, as the column determines the input: columns that are not sparse enough to be found by
+  their zeros are found by turns between the two (`exact_search`).
 - An item is certified if the zeros of its column and the signs of its input, which are computed from different sides of
   the factorisation, agree on all neurons, except those too close to zero for the noise to tell. An input depends on all
   columns: one wrong column c = sum_k c_k a_k leaves -(c_k / c_j) x_j in input k. Without noise c_k is zero or large,
@@ -23,23 +24,18 @@ import math
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from scipy.stats import poisson
 from torch import Tensor
 
 from fedsim.attacks import sparse_directions as sparse
 from fedsim.attacks.exact_factors import Factors, factorise
+from fedsim.attacks.exact_search import orientation, search
 from fedsim.attacks.sparse_directions import ZERO, Span
 from fedsim.randomness import stream
 
-_ROUNDS = 6
-_CONTRADICTION = 0.01
-_DIVISIONS = 8
 _EXACT = 1e-5
 """A standard error, relative to the input, that is that of rounding and not of noise."""
-_HALFSPACE = 0.9
-"""A column whose support a halfspace explains less well is a mixture (true ones: about 1, mixtures: 0.5 to 0.85)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,135 +59,6 @@ class LayerBatch:
     notes: tuple[str, ...]
 
 
-# --- from directions to more directions -----------------------------------------------------------------------------
-
-
-def _completed(space: Span, factors: Factors, known: Tensor, rng: np.random.Generator, tries: int) -> Tensor:
-    """Directions found by trying inputs that are orthogonal to the known directions (r, k), in b - k dimensions."""
-    rank, count = known.shape
-    frame, _ = torch.linalg.qr(space.whiten @ known, mode="complete")
-    rest = frame[:, count:]
-    values, vectors = torch.linalg.eigh(rest.T @ factors.signs @ factors.signs.T @ rest)
-    rest = rest @ vectors / values.clamp_min(1e-12 * float(values[-1])).sqrt()
-    inputs = rest @ torch.from_numpy(rng.standard_normal((rank - count, tries if count < rank - 1 else 1)))
-    if factors.biased:
-        inputs = inputs * torch.sign(factors.basis[-1] @ inputs)
-    off = (factors.signs.T @ inputs < 0)[space.kept]
-    guesses = torch.from_numpy(rng.standard_normal((rank, inputs.shape[1])))
-    guesses = sparse.rounded(space, guesses / guesses.norm(dim=0), off)
-    guesses = guesses[:, sparse.distinct(guesses, sparse.zeros(space, guesses).sum(0).argsort(descending=True))]
-    found = sparse.verified(space, guesses, redundant=False)
-    if count == rank - 1:
-        return found
-    firm = sparse.is_redundant(space, found)
-    parts = [sparse.divided(space, mixture, rng) for mixture in found[:, ~firm].T[:_DIVISIONS]]
-    return torch.cat([found[:, firm], *parts], 1)
-
-
-def _halfspace(space: Span, factors: Factors, directions: Tensor) -> Tensor:
-    """(k,) how well a halfspace of inputs explains which entries of each column are not zero: 1 for a true column.
-
-    Logistic regression of the support on the neurons' weights (seen from the rows' span), by damped Newton steps.
-    """
-    points = torch.linalg.qr(factors.signs[:, space.kept].T).Q * math.sqrt(len(space.kept))
-    if directions.shape[1] == 0:
-        return directions[0]
-    target = 1 - 2 * sparse.zeros(space, directions).double()
-    scores = []
-    eye = 1e-3 * torch.eye(space.rank, dtype=torch.float64)
-    for part in torch.split(target, 32, dim=1):
-        p = torch.zeros(part.shape[1], space.rank, dtype=torch.float64)
-        for _ in range(12):
-            chance = torch.sigmoid(-part * (points @ p.T))
-            weights = (chance * (1 - chance)).clamp_min(1e-6)
-            slope = (part * chance).T @ points / len(points) - 1e-3 * p
-            normal = (points.T[None] * weights.T[:, None]) @ points / len(points) + eye
-            p = p + torch.linalg.solve(normal, slope[:, :, None])[:, :, 0]
-        right = (part * (points @ p.T) > 0).double()
-        on = (part > 0).double()
-        scores.append(((right * on).sum(0) / on.sum(0) + (right * (1 - on)).sum(0) / (1 - on).sum(0)).nan_to_num() / 2)
-    return torch.cat(scores)
-
-
-def _independent(space: Span, factors: Factors, pool: Tensor) -> Tensor:
-    """The best independent directions of a pool (r, k): those that a halfspace explains, redundant ones first."""
-    merit = _halfspace(space, factors, pool)
-    share = sparse.zeros(space, pool).double().mean(0)
-    order = (sparse.is_redundant(space, pool) + share).argsort(descending=True)  # a mixture has fewer zeros
-    chosen = pool[:, :0]
-    for index in order.tolist():
-        frame, _ = torch.linalg.qr(chosen)
-        left = pool[:, index] - frame @ (frame.T @ pool[:, index])
-        if merit[index] > _HALFSPACE and float(left.norm()) > 1e-3 and chosen.shape[1] < space.rank:
-            chosen = torch.cat([chosen, pool[:, index : index + 1]], 1)
-    return chosen
-
-
-def _disagreement(space: Span, factors: Factors, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(m', r) where the input of each of r directions switches a neuron off, and (r,) how often its zeros deny it."""
-    inputs = torch.linalg.inv(space.whiten @ chosen)
-    inputs = inputs * _orientation(space, factors, chosen, inputs)[:, None]
-    off = (inputs @ factors.signs < 0)[:, space.kept].T
-    return off, (off != sparse.zeros(space, chosen)).double().mean(0)
-
-
-def _repaired(space: Span, factors: Factors, chosen: Tensor) -> Tensor:
-    """Replace each of r directions by the one that the signs of its own input determine, where that fits better."""
-    for _ in range(4):
-        off, wrong = _disagreement(space, factors, chosen)
-        trial = chosen
-        for index in (wrong > 0).nonzero()[:, 0].tolist():
-            rows = space.rows[off[:, index]]
-            guess = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, :1]
-            refit = sparse.verified(space, guess, redundant=False)
-            if refit.shape[1]:
-                swapped = torch.cat([trial[:, :index], refit, trial[:, index + 1 :]], 1)
-                trial = swapped if torch.linalg.cond(swapped) < 1e6 else trial
-        if float(_disagreement(space, factors, trial)[1].sum()) >= float(wrong.sum()):
-            break
-        chosen = trial
-    return chosen
-
-
-def _orientation(space: Span, factors: Factors, chosen: Tensor, inputs: Tensor) -> Tensor:
-    """(r,) the sign of each input: its bias coordinate is positive; without bias, it switches on what has gradient."""
-    if factors.biased:
-        return torch.where(inputs @ factors.basis[-1] < 0, -1.0, 1.0).double()
-    on = ~sparse.zeros(space, chosen)
-    active = (inputs @ factors.signs)[:, space.kept]
-    return torch.where((on == (active > 0).T).double().mean(0) < 0.5, -1.0, 1.0).double()
-
-
-# --- the whole ------------------------------------------------------------------------------------------------------
-
-
-def _search(space: Span, factors: Factors, rng: np.random.Generator, deadline: float) -> Tensor:
-    """As many independent verified directions (r, k) as are found in a bounded number of rounds.
-
-    A full set that contradicts itself holds a mixture: what contradicts is dropped, and the search goes on.
-    """
-    pool = chosen = best = space.rows.new_zeros(space.rank, 0)
-    least = math.inf
-    for effort in range(_ROUNDS):
-        fresh = sparse.candidates(space, rng, effort)
-        for _ in range(space.rank):
-            pool = torch.cat([pool, fresh], 1)
-            pool = pool[:, sparse.distinct(pool, torch.arange(pool.shape[1]))]
-            before, chosen = chosen.shape[1], _independent(space, factors, pool)
-            if chosen.shape[1] in (before, space.rank) or time.monotonic() > deadline:
-                break
-            fresh = _completed(space, factors, chosen, rng, max(64, 4096 // space.rank) << min(effort, 2))
-        if chosen.shape[1] == space.rank:
-            chosen = _repaired(space, factors, chosen)
-            _, wrong = _disagreement(space, factors, chosen)
-            if float(wrong.sum()) < least:
-                best, least = chosen, float(wrong.sum())
-            pool = chosen = chosen[:, wrong <= _CONTRADICTION]
-        if chosen.shape[1] == space.rank or time.monotonic() > deadline:
-            break
-    return best if best.shape[1] >= chosen.shape[1] else chosen
-
-
 def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> LayerBatch:
     """Inputs, gradients, errors and certificates of k directions.
 
@@ -201,7 +68,7 @@ def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> Layer
     count = chosen.shape[1]
     chosen = torch.cat([chosen, torch.linalg.qr(chosen, mode="complete").Q[:, count:]], 1)
     inputs = torch.linalg.inv(space.whiten @ chosen)
-    inputs = inputs * _orientation(space, factors, chosen, inputs)[:, None]
+    inputs = inputs * orientation(space, factors, chosen, inputs)[:, None]
     scale = inputs @ factors.basis[-1] if factors.biased else (inputs @ factors.basis.T).norm(dim=1)
     inputs = inputs / scale[:, None]
     directions = torch.linalg.inv(inputs)
@@ -278,7 +145,7 @@ def invert_layer(
         space = sparse.span(factors.left, factors.noise, factors.spread)
         if space is None:
             continue
-        batch = _batch(space, factors, _search(space, factors, stream(seed, "attack", trial), deadline), drift)
+        batch = _batch(space, factors, search(space, factors, stream(seed, "attack", trial), deadline), drift)
         if best is None or int(batch.certified.sum()) > int(best.certified.sum()):
             best = batch
         if batch.complete or time.monotonic() > deadline:

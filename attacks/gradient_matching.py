@@ -39,8 +39,8 @@ def gradient_matching(
 ) -> Reconstruction:
     """The inputs whose gradient is nearest to the observed one.
 
-    `confidence` estimates, without the truth, the probability that an item is recognisable (a PSNR of at least 20 dB):
-    see `confidence_of`. Labels are those granted, else counted (`labels`), else found together with the inputs.
+    `confidence` is a score without the truth, high where an item is likely to be recognisable, and no probability: see
+    `confidence_of`. Labels are those granted, else counted (`labels`), else found together with the inputs.
 
     Raises:
         AttackError: for text (no derivative by tokens), for updates of several local steps, and where nobody can know
@@ -94,10 +94,10 @@ def _ready(observation: Observation, target: Target, units: Units, guess: Guess)
 
 
 def confidence_of(distance: float, noise_share: float) -> float:
-    """An estimate of the probability that an item is recognisable (20 dB or more), from what an attacker can see.
+    """A score of how recognisable (20 dB or more) an item may be, from what an attacker can see: no probability.
 
     (1 - share of noise) / (1 + distance beyond the noise / 3e-4): at 3e-4 about half of the reconstructions of small
-    networks were. It is a rule of thumb and no calibrated probability: networks differ.
+    networks were. It orders results of one network; networks differ.
     """
     return (1 - noise_share) / (1 + max(distance - noise_share, 0.0) / RECOGNISABLE)
 

@@ -108,7 +108,8 @@ class Knowledge:
 class Reconstruction:
     """What an attack believes that the client had. Items are in no particular order.
 
-    `confidence` is the probability, in the attacker's own judgement and without the truth, that an item is right.
+    `confidence` orders the items, in the attacker's own judgement and without the truth. It is a probability only for
+    tables, where it was calibrated; that of every other attack is a score, and 0.9 does not mean nine times of ten.
     `certified` marks items for which there is a proof: the gradient admits no other explanation.
     """
 

@@ -142,16 +142,24 @@ def distinct(directions: Tensor, order: Tensor, same: float = _SAME, most: int |
 # --- the search -----------------------------------------------------------------------------------------------------
 
 
-def candidates(space: Span, rng: np.random.Generator, effort: int) -> Tensor:
-    """Directions (r, k) that pass the test, most zeros first; `effort` 0, 1, 2, ... searches ever longer, elsewhere."""
+def candidates(space: Span, rng: np.random.Generator, effort: int, known: Tensor) -> Tensor:
+    """Directions (r, k) that pass the test, most zeros first; `effort` 0, 1, 2, ... searches ever longer, elsewhere.
+
+    Where some directions (r, k') are known, descents begin orthogonal to them: in white coordinates the columns are
+    nearly so, and from there nearly all descents lead to columns that are missing, not to known ones again.
+    """
     starts = torch.from_numpy(rng.standard_normal((max(256, 8 * space.rank) << min(effort, 3), space.rank))).T
     if effort == 0:
         chosen = torch.from_numpy(rng.permutation(len(space.rows))[: starts.shape[1]])
         starts = space.rows[chosen].T
+    elif 0 < known.shape[1] < space.rank:
+        frame = torch.linalg.qr(known).Q
+        starts = (starts - frame @ (frame.T @ starts))[:, : max(256, 8 * space.rank)]
     ends = descend(space, starts / starts.norm(dim=0))
+    ends = ends[:, ((known.T @ ends).abs() <= 0.99).all(0)]
     ends = ends[:, distinct(ends, (space.rows @ ends).abs().sum(0).argsort(), 0.99)]
     found = _tested(space, ends, 6 * space.rank)
-    if space.rank <= _SAMPLED and found.shape[1] < space.rank:
+    if space.rank <= _SAMPLED and found.shape[1] + known.shape[1] < space.rank:
         hits = sampled(space, rng, max(64, min(2**space.rank, 2**18) >> max(0, 4 - effort)))
         hits = hits[:, distinct(hits, zeros(space, hits).sum(0).argsort(descending=True), _SAME, 12 * space.rank)]
         found = torch.cat([found, _tested(space, hits, 12 * space.rank)], 1)
@@ -198,12 +206,12 @@ def rounded(space: Span, guesses: Tensor, off: Tensor | None = None, iterations:
                 mu = u.abs().median(dim=0).values * 10.0 ** (-0.5 - 0.5 * t)
                 floor = ZERO * space.noise[:, None] * (space.spread @ a).norm(dim=0)
                 weights = 1 / (u * u + torch.maximum(mu, floor) ** 2)
-            a = _least(space.rows, weights / weights.amax(0), a, 2 if t else 4)
+            a = least(space.rows, weights / weights.amax(0), a, 2 if t else 4)
         out.append(a[:, torch.isfinite(a).all(0)])
     return torch.cat(out, 1) if out else guesses
 
 
-def _least(rows: Tensor, weights: Tensor, guesses: Tensor, iterations: int) -> Tensor:
+def least(rows: Tensor, weights: Tensor, guesses: Tensor, iterations: int) -> Tensor:
     """The smallest eigenvectors of sum_j w_j l_j l_j^T, one for each column of weights, by inverse iteration."""
     # each factor in the layout in which the product is quick: five times
     normal = (rows.T[None] * weights.T.contiguous()[:, None]) @ rows

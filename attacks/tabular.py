@@ -25,6 +25,7 @@ from fedsim.attacks.relaxation import project
 from fedsim.attacks.row_proof import Found
 from fedsim.attacks.row_search import FoundRows, find_rows
 from fedsim.attacks.row_spans import snap
+from fedsim.attacks.shadow_rows import shadow_shift
 from fedsim.data.table import NumericColumn, TableEncoding
 from fedsim.errors import AttackError
 from fedsim.scenario import TabularAttack
@@ -228,13 +229,25 @@ def _ensemble(
         present = raw.ne(0).any(0)
     problem = Problem(model, target, labels, encoding, present, knowledge.bounds)
     pooled = attack_rows(problem, settings.starts, settings.iterations, seed, deadline)
-    cells = pooled_confidence(pooled, problem) if settings.calibrate else pooled.agreement
+    cells = pooled.agreement
+    if settings.calibrate:
+        cells = pooled_confidence(pooled, problem, _shift(problem, pooled, settings, seed, deadline))
     if rest and pooled.loss > _UNEXPLAINED:  # what is left is then also the errors of the rows that were subtracted
         cells = cells.clamp_max(0.5)
     note = f"{len(labels)} rows by an ensemble of {settings.starts} members" + (
         "" if settings.calibrate else ", confidence is bare agreement"
     )
     return _pooled_part(pooled, labels, cells, encoding, note)
+
+
+def _shift(
+    problem: Problem, pooled: Pooled, settings: TabularAttack, seed: int, deadline: float | None
+) -> float | None:
+    """What a shadow batch says about this network and table; None: there was no time to attack it as long."""
+    if deadline is not None and time.monotonic() > deadline:
+        return None
+    shift = shadow_shift(problem, pooled, settings.iterations, seed, deadline)
+    return None if deadline is not None and time.monotonic() > deadline else shift
 
 
 def _pooled_part(pooled: Pooled, labels: Tensor, cells: Tensor, encoding: TableEncoding, note: str) -> _Part:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often the exact inversion of a linear-ReLU network succeeds, how precisely, how fast; and is its word good?
 
-    python benchmarks/exact_inversion.py [--batches 20] [--only WORD]
+    python benchmarks/exact_inversion.py [--batches 20] [--only WORD] [--each]
 
 Each line: random batches of real data through one network (untrained, or trained for a few epochs), the gradient in
 float32 as a client sends it; solved = every example certified; dB = PSNR in [0, 1] pixels, or of standardised columns;
@@ -174,8 +174,8 @@ def decibels(case: Case, found: LayerBatch, originals: Tensor) -> tuple[Tensor, 
     return best, psnr.amax(1) if len(psnr) else psnr.new_zeros(0)
 
 
-def measure(case: Case, batches: int) -> Iterator[str]:
-    """The line of one case."""
+def measure(case: Case, batches: int, each: bool = False) -> Iterator[str]:
+    """The line of one case, after one for each batch if wanted."""
     psnr, exact, good, wrong, certified, seconds = [], 0, [], 0, 0, []
     count = max(1, round(batches * case.share))
     for number in range(count):
@@ -191,6 +191,11 @@ def measure(case: Case, batches: int) -> Iterator[str]:
         certified += int(found.certified.sum())
         good.append(int((best > 20).sum()))
         wrong += int((items[found.certified] < 40).sum())
+        if each:
+            line = (
+                f"{number}: {good[-1]} of {len(best)} above 20 dB, least {best.min():.0f} dB, {seconds[-1]:.1f} CPU s"
+            )
+            yield f"  {line}, {int(found.certified.sum())} certified, {wrong} wrong so far"
     everything = torch.cat(psnr)
     lowest = torch.stack([each.min() for each in psnr])
     yield (
@@ -205,13 +210,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--only", default="", help="lines that contain this")
+    parser.add_argument("--each", action="store_true", help="also a line for each batch")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     heading = f"{'':<48} {'solved':>7} {'certified':>8} {'dB':>6} {'worst':>7} {'of all':>7} {'> 20 dB':>10}"
     print(heading + f" {'CPU s':>7} {'most':>7} {'wrong':>5}")
     for case in CASES:
         if arguments.only in str(case):
-            for line in measure(case, arguments.batches):
+            for line in measure(case, arguments.batches, arguments.each):
                 print(line, flush=True)
 
 

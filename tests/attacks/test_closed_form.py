@@ -347,3 +347,24 @@ def test_linear_regression_of_one_example_is_a_division() -> None:
     torch.testing.assert_close(found.inputs, x)
     assert found.certified is not None
     assert not found.certified.any()  # the loss that we know is another one, so the gradient cannot be checked
+
+
+def test_linear_regression_of_a_batch_is_one_weighted_mean_and_says_so() -> None:
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(5, 1), torch.randn(3, 5), torch.tensor([[2.0], [3.0], [5.0]])
+    residuals = (model(x) - y).detach()
+    gradient = torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters()))
+    update = dict(zip(("weight", "bias"), gradient, strict=True))
+    observation = Observation(model, update, "gradient", LocalWork(kind="fedsgd", batch_size=3), examples=3)
+    found = closed_form(observation, Knowledge(kind="table", input_shape=(5,), classes=1), SETTINGS)
+    torch.testing.assert_close(found.inputs, (residuals * x).sum(0, keepdim=True) / residuals.sum())
+    assert found.certified is not None
+    assert not found.certified.any()
+    assert float(found.confidence) == 0
+    assert "no example" in found.notes[0]
+
+    # Another batch with the same sums: the same gradient, so nobody could tell the two apart.
+    other = x + torch.tensor([[1.0], [0.0], [0.0]]) - residuals[0] / residuals[1] * torch.tensor([[0.0], [1.0], [0.0]])
+    label = (model(other) - residuals).detach()
+    again = torch.autograd.grad((model(other) - label).square().mean(), list(model.parameters()))
+    torch.testing.assert_close(again, gradient, rtol=1e-4, atol=1e-5)

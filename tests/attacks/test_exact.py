@@ -13,7 +13,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedsim.attacks.exact import LayerBatch, exact, invert_layer
+from fedsim.attacks.exact_factors import Factors, factorise
+from fedsim.attacks.exact_search import _completed, _merged
 from fedsim.attacks.observation import Knowledge, Observation
+from fedsim.attacks.sparse_directions import Span, span
 from fedsim.errors import AttackError
 from fedsim.scenario.attack import ExactAttack
 from fedsim.training import LocalWork
@@ -81,6 +84,31 @@ def test_a_batch_comes_back_to_machine_precision_with_its_labels(size: int, step
         match = (result.inputs.flatten(1)[:, None] - X[rows][None]).pow(2).sum(2).argmin(1)
         assert sorted(match.tolist()) == list(range(size))
         assert torch.equal(result.labels, Y[rows][match])
+
+
+def columns(model: nn.Module, rows: Tensor) -> tuple[Span, Factors, Tensor]:
+    """The span of a batch's gradient, and its true columns, of length 1."""
+    layer, found = model[1], gradient(model, rows)  # type: ignore[index]
+    (factors, *_) = factorise(layer.weight.detach(), layer.bias.detach(), found["1.weight"], found["1.bias"])
+    space = span(factors.left, factors.noise, factors.spread)
+    assert space is not None
+    inputs = torch.cat([X[rows], torch.ones(len(rows), 1)], 1).double() @ factors.basis
+    true = torch.linalg.solve(space.whiten, torch.linalg.inv(inputs))
+    return space, factors, true / true.norm(dim=0)
+
+
+def test_columns_that_are_missing_are_found_with_their_inputs() -> None:
+    space, factors, true = columns(network(steps=60), rows_of(7, 20))
+    found = _completed(space, factors, true[:, :12], np.random.default_rng(0), 128)
+    near = (true[:, 12:].T @ (found / found.norm(dim=0))).abs()
+    assert int((near.amax(1) > 0.99999).sum()) >= 6
+
+
+def test_of_one_direction_twice_the_sharper_one_stays() -> None:
+    space, _, true = columns(network(), rows_of(8))
+    blurred = true[:, :1] + 1e-3 * true[:, 1:2]
+    pool = _merged(space, blurred / blurred.norm(), true[:, :1])
+    torch.testing.assert_close(pool, true[:, :1])
 
 
 def test_it_is_deterministic_and_leaves_the_model_alone() -> None:

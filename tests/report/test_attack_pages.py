@@ -241,6 +241,11 @@ def test_reliability(sections: tuple[Section, ...]) -> None:
     assert sum(int(row[-1] or 0) for row in table.rows if str(row[0]).startswith("rows")) == 12
 
 
+def test_only_the_confidence_of_tables_is_called_a_probability(sections: tuple[Section, ...]) -> None:
+    captions = [d.caption for section in sections for d in section.drawings if "reliability" in d.name]
+    assert ["no probability" in caption for caption in captions] == [True, False, True]
+
+
 def test_header_tells_the_most_successful_attack(page: str) -> None:
     assert re.search(r"<dt>Reconstructed</dt><dd><strong>1\d of 16</strong>", page)
 
