@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +28,18 @@ from typing import Any
 import numpy as np
 
 from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, power
-from fedsim.audit.blackbox.pairs import Domain, Pair, as_pairs, worst_pairs
+from fedsim.audit.blackbox.making import made_pairs
+from fedsim.audit.blackbox.pairs import Domain, Pair, as_pairs
 from fedsim.audit.blackbox.running import Mechanism, run, runs_on, seeded
 from fedsim.audit.blackbox.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
 from fedsim.audit.blackbox.tier_b import gap_of, model_based
 from fedsim.audit.planner import fewest
 from fedsim.audit.verdict import LEAST, POWER, Claim, ClaimLike, Verdict, decide
 from fedsim.errors import AuditError
+
+_EACH, _MOST = 400, 300
+"""Runs for which one more made pair is looked at, and the most of those."""
+_LEAST_RUNS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +78,7 @@ def audit_mechanism(
         claim: ε, δ, unit and adjacency: a `Claim` or a `PrivacyClaim`.
         pairs: neighbouring data sets (first, second). Without them, worst-case arrays are made (`worst_pairs`).
         trials: runs of the mechanism, all together; by default so many that the verdict can be `consistent`, between
-            60,000 and a million: 60,000 for ε = 1 at δ = 0, 190,000 at δ = 10⁻⁵.
+            100,000 and a million: 100,000 for ε = 1 at δ = 0, 190,000 at δ = 10⁻⁵.
         confidence: a true claim is refuted with probability at most 1 − confidence.
         seed: of everything random here. A mechanism with randomness of its own is seeded through numpy and torch.
         domain: what numbers a record may hold, for made pairs; by default −1000 to 1000.
@@ -104,14 +110,18 @@ def examine(
     budget = trials or subject.trials or _enough(Claim.of(subject.claim), factor, 1 - confidence)
     if budget < FEWEST:
         raise AuditError(f"trials is {budget}; an audit needs at least {FEWEST} runs")
+    _takes_two(subject.mechanism)
     rng = np.random.default_rng(seed)
     audit = Audit(subject.mechanism, Claim.of(subject.claim), 1 - confidence, rng, exact_floats)
-    with seeded(seed):
-        pairs = _pairs(subject, budget)
+    # Data sets that a mechanism has not reckoned with (no record at all) make numpy warn, thousands of times.
+    with seeded(seed), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        pairs, note = _pairs(subject, budget, rng)
         count_in_stages(audit, search(audit, pairs, budget), budget)
         if not audit.counts and not _always_the_same(audit, pairs):
             return _unread(audit, factor), None
-    return _verdict(audit, subject, budget, factor), audit.best()[0] if audit.counts else None
+    verdict = _verdict(audit, subject, budget, factor)
+    told = dataclasses.replace(verdict, reason=f"{verdict.reason} {note}".strip())
+    return told, audit.best()[0] if audit.counts else None
 
 
 def _subject(
@@ -130,6 +140,19 @@ def _subject(
     return dataclasses.replace(mechanism, **{name: value for name, value in given.items() if value is not None})
 
 
+def _takes_two(mechanism: Mechanism) -> None:
+    try:
+        signature = inspect.signature(mechanism)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise AuditError(
+            f"mechanism has the arguments {signature} ({error}); it is called as mechanism(dataset, rng), so wrap it"
+        ) from error
+
+
 def _always_the_same(audit: Audit, pairs: Sequence[Pair]) -> bool:
     """Whether the mechanism says one and the same, whatever it is given: then there is nothing to tell apart."""
     outputs = [part for pair in pairs for part in run(audit.mechanism, pair, 10, audit.rng)]
@@ -146,14 +169,11 @@ def _unread(audit: Audit, factor: float) -> Verdict:
     )  # fmt: skip
 
 
-def _refuses_tellingly(mechanism: Mechanism, pair: Pair) -> bool:
-    """Whether it answers on one of the data sets only, and not because that is empty: then the refusal is the leak."""
-    sized = all(len(part) for part in (pair.first, pair.second))
-    return sized and not runs_on(mechanism, pair, both=True)
+def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> tuple[list[Pair], str]:
+    """The given pairs, or made ones on which the mechanism gives an answer: as many as the runs are enough for.
 
-
-def _pairs(subject: Subject, budget: int) -> list[Pair]:
-    """The given pairs, or made ones on which the mechanism gives an answer: as many as the runs are enough for."""
+    The text says what the reader should know about them.
+    """
     if subject.pairs is not None:
         given = as_pairs(subject.pairs)
         problems = [runs_on(subject.mechanism, pair, both=True) for pair in given]
@@ -161,24 +181,9 @@ def _pairs(subject: Subject, budget: int) -> list[Pair]:
             raise AuditError(
                 f"the mechanism answers on none of the given pairs ({problems[0]}); mend it or give others"
             )
-        return given
-    shapes: list[tuple[int, ...]] = [(), (4,)]
-    size = 10
-    if subject.like is not None:
-        array = np.asarray(subject.like)
-        shapes, size = [array.shape[1:]], max(1, len(array) - 1)
-    domain = subject.domain or Domain()
-    trouble = ""
-    for shape in shapes:
-        raised = [
-            (pair, runs_on(subject.mechanism, pair))
-            for pair in worst_pairs(subject.claim.adjacency, shape, domain, size)
-        ]
-        if any(not problem for _, problem in raised):
-            kept = [p for p, problem in raised if not problem or _refuses_tellingly(subject.mechanism, p)]
-            return kept[: max(24, budget // 400)]
-        trouble = trouble or raised[0][1]
-    raise AuditError(f"pairs is missing, and the mechanism takes no arrays of numbers ({trouble}); give pairs or like")
+        return given, ""
+    most = max(24, min(_MOST, budget // _EACH))
+    return made_pairs(subject.mechanism, subject.claim.adjacency, subject.domain or Domain(), subject.like, most, rng)
 
 
 def _verdict(audit: Audit, subject: Subject, budget: int, factor: float) -> Verdict:
@@ -228,8 +233,8 @@ def _caught(claim: Claim, factor: float, error: float, budget: int) -> float:
 def _enough(claim: Claim, factor: float, error: float) -> int:
     """As many runs as settle it, within reason."""
     caught = partial(_caught, claim, factor, error)
-    needed = fewest(lambda budget: caught(budget) >= POWER, start=60_000, most=10**6)
-    return max(60_000, min(needed or 10**6, 10**6))
+    needed = fewest(lambda budget: caught(budget) >= POWER, start=_LEAST_RUNS, most=10**6)
+    return max(_LEAST_RUNS, min(needed or 10**6, 10**6))
 
 
 def _settle(caught: Callable[[int], float]) -> str:

@@ -47,14 +47,14 @@ def subject() -> Subject:
 
 
 def test_ten_lines_are_enough() -> None:
-    verdict = fedsim.audit.audit_mechanism(noisy_sum, fedsim.audit.Claim(epsilon=0.5), trials=4000)
+    verdict = fedsim.audit.audit_mechanism(noisy_sum, fedsim.audit.Claim(epsilon=0.5), trials=20_000)
     assert verdict.status == "consistent"
     assert 0 < verdict.lower <= 0.5
     assert "at δ = 0" in verdict.sentence()
 
 
 def test_half_the_noise_is_found_without_being_told_where() -> None:
-    verdict = audit_mechanism(noisy_sum, Claim(0.2), trials=10_000)
+    verdict = audit_mechanism(noisy_sum, Claim(0.2), trials=20_000)
     assert "domain=(low, high)" in verdict.evidence or "1 in coordinate 0" in verdict.evidence
     assert verdict.status == "violated"
     assert 0.2 < verdict.lower <= 0.5
@@ -358,5 +358,7 @@ def test_the_curve_of_an_audit_goes_through_what_was_counted(sign: int) -> None:
     assert counts["tp"] + counts["fn"] == numbers["ins"]
     assert counts["tp"] + counts["fp"] == count.guesses
     fpr, fnr = counts["fp"] / (counts["fp"] + counts["tn"]), counts["fn"] / numbers["ins"]
-    assert np.interp(fpr, curve["fpr"], curve["fnr"]) == pytest.approx(fnr, abs=0.02)
+    # Where few were counted the curve has steep parts, so that the point is compared with points, not with heights.
+    away = np.maximum(np.abs(np.asarray(curve["fpr"]) - fpr), np.abs(np.asarray(curve["fnr"]) - fnr))
+    assert away.min() < 0.02
     assert np.mean(curve["fnr"]) < np.mean(1 - np.array(curve["fpr"]))

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells the outputs on two neighbouring data sets apart: many scores, learned on some runs, one event chosen.
+"""What tells the outputs on two neighbouring data sets apart: many scores, learned on some runs.
 
 Every score is a function of an output. It may use anything that was learned on the runs that it is fitted to, and is
-compared with the others on further runs; what is chosen is then counted on runs that nobody has looked at. So a score
-needs no justification: a bad one costs power, never validity.
+compared with the others on further runs (`events`); what is chosen is then counted on runs that nobody has looked at.
+So a score needs no justification: a bad one costs power, never validity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-from scipy.special import logit
 
 from fedsim.audit.blackbox.outputs import SUMMARY, Floats, Outputs, lowest_bits, single_precision
 
 Function = Callable[[Outputs], Floats]
 _COLUMNS = 24  # places of the output that are looked at one by one
-_MOST = 40_000  # runs of each data set that are learned from
 _COARSE = SUMMARY.index("coarse")
+_COUNTED = tuple(SUMMARY.index(name) for name in ("length", "NaN", "+inf", "-inf", "coarse", "whole"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,79 +31,44 @@ class Score:
     """Whether it has learned from the runs that it was made with."""
 
 
-@dataclass(frozen=True, eq=False)
-class Event:
-    """The set S of outputs: score at or beyond a threshold; `first` says for which data set it speaks."""
-
-    score: Score
-    threshold: float
-    above: bool
-    first: bool
-    promise: float
-    """The lower bound on ε that as many further runs are expected to give, on the careful side."""
-    forecast: Callable[[int], float]
-    """The same for another number of further runs."""
-
-    def happened(self, outputs: Outputs) -> np.ndarray:
-        """For each output, whether it lies in S."""
-        score = self.score.of(outputs)
-        happened: np.ndarray = score >= self.threshold if self.above else score <= self.threshold
-        return happened
-
-    def __str__(self) -> str:
-        return f"{self.score.name} {'≥' if self.above else '≤'} {self.threshold:.6g}"
-
-
-def choose(first: Outputs, second: Outputs, delta: float, trials: int, *, thorough: bool, exact: bool) -> Event | None:
-    """The most promising event for `trials` further runs: those that learn do so on even runs only.
-
-    They are then compared on the odd ones.
-    """
-    first, second = _latest(first), _latest(second)
-    width = max(first.values.shape[1], second.values.shape[1])
-    first, second = first.widened(width), second.widened(width)
-    fit, compare = _part(first, second, 0), _part(first, second, 1)
-    best: Event | None = None
-    for score in scores(*fit, thorough=thorough, exact=exact):
-        on = compare if score.fitted else (first, second)
-        found = _best_threshold(score, score.of(on[0]), score.of(on[1]), delta, trials)
-        if found is not None and (best is None or found.promise > best.promise):
-            best = found
-    return best
-
-
-def _latest(outputs: Outputs) -> Outputs:
-    """More runs than these teach little and take long."""
-    latest = slice(max(0, len(outputs) - _MOST), None)
-    return Outputs(outputs.values[latest], outputs.summary[latest], outputs.fingerprints[latest])
-
-
-def _part(first: Outputs, second: Outputs, start: int) -> tuple[Outputs, Outputs]:
-    def part(whole: Outputs) -> Outputs:
-        every = slice(start, None, 2)
-        return Outputs(whole.values[every], whole.summary[every], whole.fingerprints[every])
-
-    return part(first), part(second)
-
-
 def scores(first: Outputs, second: Outputs, *, thorough: bool, exact: bool) -> Iterator[Score]:
     """All scores, fitted to these runs. `thorough` adds the expensive one; `exact` looks at single bits."""
     if not len(first) or not len(second):
         return
-    yield Score("an output that was seen before", _known(first.fingerprints, second.fingerprints, _prints), True)
+    yield from named(first, second)
+    for place in set(range(len(SUMMARY))) - set(_COUNTED):
+        if _varies(first, second, place):
+            yield Score(SUMMARY[place], _summary(place))
     rounded = single_precision(np.concatenate([first.values, second.values]))
-    for place, name in enumerate(SUMMARY):
-        seen = np.concatenate([first.summary[:, place], second.summary[:, place]])
-        if np.ptp(seen) > 0 and not (place == _COARSE and rounded):
-            yield Score(name, _summary(place))
     yield from _by_place(first, second, exact, rounded)
     yield from _directions(first.values, second.values)
     if thorough and len(first) + len(second) >= 400:
         yield from _trees(first, second)
 
 
+def named(first: Outputs, second: Outputs) -> Iterator[Score]:
+    """What can be told without a threshold among endlessly many: equal outputs, equal words, how many of a kind."""
+    if not len(first) or not len(second):
+        return
+    yield Score("an output that was seen before", _known(first.fingerprints, second.fingerprints, _prints), True)
+    if len(np.unique(np.concatenate([first.words, second.words]))) > 1:
+        yield Score("words that were seen before", _known(first.words, second.words, _words), True)
+    for place in _COUNTED:
+        coarse_by_nature = place == _COARSE and single_precision(np.concatenate([first.values, second.values]))
+        if _varies(first, second, place) and not coarse_by_nature:
+            yield Score(SUMMARY[place], _summary(place))
+
+
+def _varies(first: Outputs, second: Outputs, place: int) -> bool:
+    return bool(np.ptp(np.concatenate([first.summary[:, place], second.summary[:, place]])) > 0)
+
+
 def _prints(outputs: Outputs) -> np.ndarray:
     return outputs.fingerprints
+
+
+def _words(outputs: Outputs) -> np.ndarray:
+    return outputs.words
 
 
 def _summary(place: int) -> Function:
@@ -207,7 +170,7 @@ def _directions(first: Floats, second: Floats) -> Iterator[Score]:
     yield Score(
         "Gaussian likelihood ratio, number by number", _diagonal(standard, a.mean(0), b.mean(0), *deviations), True
     )
-    if len(alive) > 1 and len(both) > 2 * len(alive):
+    if len(alive) > 1 and len(both) > 2 * len(alive) and min(len(a), len(b)) > 1:
         within = (np.cov(a.T) + np.cov(b.T)) / 2
         for ridge, name in ((1e-10, "linear discriminant"), (0.1, "linear discriminant, shrunk")):
             weights = np.linalg.solve(within + ridge * np.eye(len(alive)), shift)
@@ -263,50 +226,3 @@ def _trees(first: Outputs, second: Outputs) -> Iterator[Score]:
     trees = HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=8, early_stopping=False, random_state=0)
     trees.fit(x, y)
     yield Score("boosted trees", lambda outputs: np.asarray(trees.decision_function(features(outputs))), True)
-
-
-def _best_threshold(score: Score, first: Floats, second: Floats, delta: float, trials: int) -> Event | None:
-    both = np.sort(np.concatenate([first, second]))
-    if not len(both) or both[0] == both[-1] or not np.isfinite(both).all():
-        return None
-    ranks = np.unique(np.geomspace(1, len(both), 60).astype(int)) - 1
-    best: Event | None = None
-    for above, thresholds in ((True, np.unique(both[::-1][ranks])), (False, np.unique(both[ranks]))):
-        rates = [_rate(np.sort(part), thresholds, above) for part in (first, second)]
-        for speaks_first in (True, False):
-            hit, miss = rates if speaks_first else rates[::-1]
-            sizes = (len(first), len(second)) if speaks_first else (len(second), len(first))
-            promise = _promise(hit, miss, *sizes, delta, trials)
-            place = int(promise.argmax())
-            if best is None or promise[place] > best.promise:
-                forecast = partial(_forecast, float(hit[place]), float(miss[place]), *sizes, delta)
-                best = Event(score, float(thresholds[place]), above, speaks_first, float(promise[place]), forecast)
-    return best
-
-
-def _rate(ordered: Floats, thresholds: Floats, above: bool) -> Floats:
-    if above:
-        return (len(ordered) - np.searchsorted(ordered, thresholds, "left")) / len(ordered)
-    return np.searchsorted(ordered, thresholds, "right") / len(ordered)
-
-
-def _forecast(hit: float, miss: float, hits_of: int, misses_of: int, delta: float, trials: int) -> float:
-    return float(_promise(np.array([hit]), np.array([miss]), hits_of, misses_of, delta, trials)[0])
-
-
-def _promise(hit: Floats, miss: Floats, hits_of: int, misses_of: int, delta: float, trials: int) -> Floats:
-    """A forecast of the exact test's lower bound, less what the rates, which were measured too, are uncertain by.
-
-    The counts are shrunk to k = M/(M + m) of themselves, for m runs seen and M to come, which is what both together are
-    worth; of the share of right guesses Wilson's lower limit is taken, at 2.5 standard errors, because the best of
-    thousands is chosen, and luck would win among rare events otherwise.
-    """
-    worth = trials / (trials + hits_of + misses_of)
-    right = np.maximum(hit - delta, 0.0) * hits_of * worth
-    guesses = right + miss * misses_of * worth + 1e-12
-    share, z = right / guesses, 2.5
-    low = (share + z**2 / (2 * guesses) - z * np.sqrt(share * (1 - share) / guesses + (z / guesses) ** 2 / 4)) / (
-        1 + z**2 / guesses
-    )
-    forecast: Floats = logit(np.clip(low, 1e-12, 1 - 1e-12)) + np.log(misses_of / hits_of)
-    return forecast

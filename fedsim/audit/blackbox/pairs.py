@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def _tuple_pair(place: int, pair: Any) -> Pair:
 _SIZE = 10  # records beside the one that matters, where nobody says how many there are
 
 
-def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, size: int = _SIZE) -> list[Pair]:
+def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, size: int | None = None) -> list[Pair]:
     """Worst-case pairs of arrays (n, *shape): what is left of one data set without a record is the other.
 
     Records: along the first and last coordinate, all coordinates at once, on both sides, at magnitude 1 and at the end
@@ -73,7 +74,7 @@ def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, si
     records = _records(shape, domain)
     zero = np.zeros(shape)
     pairs: list[Pair] = []
-    for rest_name, rest in _rests(shape, domain, size):
+    for rest_name, rest in _rests(shape, domain, size or _SIZE):
         for name, record in records:
             what = f"{name} beside {rest_name}"
             if adjacency == "add/remove":
@@ -86,6 +87,88 @@ def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, si
             other = _other(zero, record, domain)  # an even function does not tell a record from its negative
             pairs.append(Pair(_with(rest, record), _with(rest, other), f"{what}, or another"))
     return pairs
+
+
+def whole_numbers(pairs: Sequence[Pair]) -> list[Pair]:
+    """The same pairs in whole numbers, for what counts or indexes with its records; without those that become equal."""
+    rounded = [Pair(_rounded(pair.first), _rounded(pair.second), pair.name) for pair in pairs]
+    return [pair for pair in rounded if not np.array_equal(pair.first, pair.second)]
+
+
+def _rounded(dataset: Records) -> NDArray[np.int64]:
+    return np.round(dataset).astype(np.int64)
+
+
+_SMALL = range(12)
+_LARGE = (14, 15, 16, 19, 20, 24, 29, 30, 31, 32, 39, 49, 50, 63, 64, 99, 100, 127, 128, 199, 255)
+_VALUES = (0.0, 1.0, -1.0, 0.5, 0.3, 2.0, 3.0, -0.3, 0.9, 10.0, 100.0)
+"""Round numbers, where rules change; some with digits that never end, which show what was rounded (0.3, 0.9)."""
+
+
+def varied_pairs(
+    adjacency: Adjacency,
+    shape: tuple[int, ...],
+    domain: Domain,
+    rng: np.random.Generator,
+    number: int,
+    size: int | None = None,
+) -> list[Pair]:
+    """Random pairs of a few values, for leaks that need a certain size, mixture or place.
+
+    A rule such as "at least five", "if all agree" or "the first tenth" is seen on few data sets only, but plainly. All
+    numbers of other records have their turn, the small ones more often (where `size` is given: that one, and smaller
+    ones); they are equal, alternate or are mixed, and the record that matters comes last, first or in between.
+    """
+    pairs: list[Pair] = []
+    values = sorted({value for value in (*_VALUES, domain.low, domain.high) if domain.low <= value <= domain.high})
+    turns = [*_SMALL] * 4 + [*_LARGE] if size is None else [size] * size + [*range(size)]
+    sizes = itertools.cycle(rng.permutation(turns))
+    while len(pairs) < number:
+        many, rest, place = _varied_rest(shape, domain, values, rng, int(next(sizes)))
+        like_others = len(rest) and rng.random() < 0.3
+        record = rest[0] if like_others else _varied_record(shape, domain, values, rng)
+        what = f"{_told(record)} at place {place} among {many}"
+        if adjacency == "add/remove":
+            pairs.append(Pair(np.insert(rest, place, record, axis=0), rest, f"with and without {what}"))
+            continue
+        other = _varied_record(shape, domain, values, rng)
+        if (other != record).any():
+            first, second = (np.insert(rest, place, one, axis=0) for one in (record, other))
+            pairs.append(Pair(first, second, f"{what}, or {_told(other)}"))
+    return pairs
+
+
+def _varied_rest(
+    shape: tuple[int, ...], domain: Domain, values: list[float], rng: np.random.Generator, count: int
+) -> tuple[str, Records, int]:
+    kinds = int(rng.choice((1, 1, 2, 3, 3)))  # all equal, two in turn, or a mixture
+    stock = np.stack([_varied_record(shape, domain, values, rng) for _ in range(kinds if kinds < 3 else 8)])
+    picks = np.arange(count) % kinds if kinds < 3 else rng.integers(len(stock), size=count)
+    place = int(rng.choice((count, count, 0, count // 2)))
+    return f"{count} {('equal', 'alternating', 'mixed')[kinds - 1]} others", stock[picks], place
+
+
+def _varied_record(shape: tuple[int, ...], domain: Domain, values: list[float], rng: np.random.Generator) -> Records:
+    """All coordinates equal, only one of them not zero, or each of its own."""
+    width = int(np.prod(shape, dtype=int))
+    if not values:
+        record = rng.uniform(domain.low, domain.high, size=width)
+    elif width == 1 or rng.random() < 0.3:
+        record = np.full(width, rng.choice(values))
+    elif rng.random() < 0.4 and 0.0 in values:
+        record = np.zeros(width)
+        record[rng.integers(width)] = rng.choice(values)
+    else:
+        record = rng.choice(values, size=width)
+    norm = float(np.linalg.norm(record))
+    if domain.norm is not None and norm > domain.norm:
+        record = record * (domain.norm / norm)
+    return np.asarray(record, dtype=np.float64).reshape(shape)
+
+
+def _told(record: Records) -> str:
+    shown = " ".join(f"{value:g}" for value in record.reshape(-1)[:4])
+    return f"record {shown}" if record.size <= 4 else f"record {shown} ..."
 
 
 def _with(rest: Records, record: Records) -> Records:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Lens:
         values = outputs.values[:, :width]
         values = np.pad(values, ((0, 0), (0, width - values.shape[1])))
         along = values @ self.direction
-        return Outputs(np.column_stack([values[:, self.places], along]), outputs.summary, outputs.fingerprints)
+        return dataclasses.replace(outputs, values=np.column_stack([values[:, self.places], along]))
 
 
 def run(
@@ -93,7 +94,7 @@ def once(mechanism: Mechanism, dataset: Any, rng: np.random.Generator) -> Any:
     """One run, on a copy of the data; what it raises is its output."""
     try:
         return mechanism(_copy(dataset), rng)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Raised(type(error).__name__, str(error))
 
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedsim.audit.blackbox.distinguishers import Event, choose
 from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, p_value
+from fedsim.audit.blackbox.events import Event, choose
 from fedsim.audit.blackbox.outputs import Outputs, joined
 from fedsim.audit.blackbox.pairs import Pair
 from fedsim.audit.blackbox.running import Lens, Mechanism, run
 from fedsim.audit.estimate import Estimate
 from fedsim.audit.verdict import Claim
 
-_SEARCH = (0.1, 0.1)  # of all runs: on every pair, then on the better ones
-_FIRST = (0.05, 0.2, 0.75)  # of the runs of the first look, as long as nothing is clear
-_BETTER = 8
+_SEARCH = 0.2  # of all runs
+_ROUNDS = (64, 24, 8)  # pairs that are left after each round of the search
+_PARTS = (0.05, 0.2, 0.75)  # of the runs of a pair, as long as nothing is clear
+_MANY = 400  # runs of a pair that are worth to be made in parts
 STAGES = ((0.1, 3, 0.25), (0.15, 2, 0.25), (0.3, 1, 0.5))
 """Of all runs; how many pairs; of the error probability."""
 CONFIRM = 0.25
@@ -42,6 +43,8 @@ class Candidate:
     second: Outputs | None = None
     lens: Lens | None = None
     event: Event | None = None
+    rare: Event | None = None
+    """What was seen on one side only, perhaps by chance."""
 
     def learn(self, first: Outputs, second: Outputs) -> None:
         """Add runs that have been looked at."""
@@ -52,6 +55,11 @@ class Candidate:
     def promise(self) -> float:
         """The lower bound that its event may give."""
         return self.event.promise if self.event else -math.inf
+
+    @property
+    def hope(self) -> float:
+        """The same of its rare event, with less care."""
+        return self.rare.promise if self.rare else -math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +102,9 @@ class Audit:
     def look(self, candidate: Candidate, upcoming: int, *, thorough: bool) -> None:
         """Choose the event anew, for so many runs to come."""
         if candidate.first is not None and candidate.second is not None:
-            candidate.event = choose(
-                candidate.first, candidate.second, self.claim.delta, upcoming, thorough=thorough, exact=self.exact
-            )
+            seen = candidate.first, candidate.second, self.claim.delta, upcoming
+            candidate.event = choose(*seen, thorough=thorough, exact=self.exact)
+            candidate.rare = choose(*seen, rare=True)
 
     def p_value(self, count: Count) -> float:
         """Of what one count says against the claim, corrected for all others; the larger one if it was made twice."""
@@ -120,10 +128,10 @@ class Audit:
             made = min(made, self.bound(count.again), key=lambda bound: bound.lower)
         return dataclasses.replace(made, confidence=1 - self.error)
 
-    def count(self, candidate: Candidate, trials: int, share: float) -> Count | None:
-        """The candidate's event on fresh runs, from which it then learns."""
+    def count(self, candidate: Candidate, trials: int, share: float, event: Event | None = None) -> Count | None:
+        """An event (by default the candidate's) on fresh runs, from which the candidate then learns."""
         first, second = self.more(candidate, trials)
-        event, made = candidate.event, None
+        event, made = event or candidate.event, None
         if event is not None:
             happened = event.happened(first), event.happened(second)
             right = int(happened[0 if event.first else 1].sum())
@@ -134,53 +142,66 @@ class Audit:
 
 
 def search(audit: Audit, pairs: Sequence[Pair], budget: int) -> list[Candidate]:
-    """A few runs of every pair, more of the better ones."""
+    """A few runs of every pair, more of the better ones: each round has the same number of runs, for fewer pairs."""
     candidates = [Candidate(pair) for pair in pairs]
-    if len(candidates) == 1:
-        _first_look(audit, candidates, int(budget * sum(_SEARCH)))
-        return candidates
-    _first_look(audit, candidates, int(budget * _SEARCH[0]))
-    better = sorted(candidates, key=lambda candidate: -candidate.promise)[:_BETTER]
-    if better[0].promise > audit.claim.epsilon + _CLEAR:
-        return better
-    each = max(2, int(budget * _SEARCH[1]) // len(better))
-    for candidate in better:
-        candidate.learn(*audit.more(candidate, each))
-        audit.look(candidate, budget // 10, thorough=False)
-    return better
+    rounds = [most for most in _ROUNDS if 2 * most <= len(candidates)]
+    trials = int(budget * _SEARCH) // (len(rounds) + 1)
+    for most in (*rounds, 0):
+        for candidate in candidates:
+            _look_longer(audit, candidate, max(20, trials // len(candidates)), budget // 5)
+        candidates = _better(candidates, most or _ROUNDS[-1])
+        if candidates[0].promise > audit.claim.epsilon + _CLEAR:
+            break
+    return candidates[: _ROUNDS[-1]]
 
 
-def _first_look(audit: Audit, candidates: list[Candidate], trials: int) -> None:
-    """Some runs of each pair, fewer where few suffice."""
-    for candidate in candidates:
-        for part in _FIRST:
-            each = max(20, int(part * trials) // len(candidates))
-            first, second = audit.more(candidate, each)
-            if candidate.first is None and (lens := Lens.for_outputs(first, second)):
-                candidate.lens, first, second = lens, lens.apply(first), lens.apply(second)
-            candidate.learn(first, second)
-            audit.look(candidate, 2 * trials, thorough=False)
-            if candidate.promise > audit.claim.epsilon + _CLEAR:
-                break
+def _better(candidates: list[Candidate], most: int) -> list[Candidate]:
+    """Half of them for their promise, best first; the others for their hope, if they have any."""
+    ranked = sorted(candidates, key=lambda candidate: -candidate.promise)
+    others = sorted(ranked[most // 2 :], key=lambda candidate: -candidate.hope)
+    return ranked[: most // 2] + others[: most - most // 2]
+
+
+def _look_longer(audit: Audit, candidate: Candidate, trials: int, upcoming: int) -> None:
+    """More runs of a pair, fewer where few suffice."""
+    for part in _PARTS if trials >= _MANY else (1.0,):
+        first, second = audit.more(candidate, int(part * trials))
+        if candidate.first is None and (lens := Lens.for_outputs(first, second)):
+            candidate.lens, first, second = lens, lens.apply(first), lens.apply(second)
+        candidate.learn(first, second)
+        audit.look(candidate, upcoming, thorough=False)
+        if candidate.promise > audit.claim.epsilon + _CLEAR:
+            break
 
 
 def count_in_stages(audit: Audit, candidates: list[Candidate], budget: int) -> None:
     """Stage by stage, until the claim is refuted, and refuted again, or the runs are spent."""
     for part, most, share in STAGES:
-        chosen = sorted(candidates, key=lambda candidate: -candidate.promise)[:most]
-        for candidate in chosen:
-            trials = _enough(audit, candidate, max(2, int(budget * part) // len(chosen)))
-            count = audit.count(candidate, trials, share / len(chosen))
+        chosen = _for_stage(candidates, most)
+        for candidate, event in chosen:
+            upcoming = max(2, int(budget * part) // len(chosen))
+            trials = _enough(audit, candidate, upcoming) if event is None else upcoming
+            count = audit.count(candidate, trials, share / len(chosen), event)
             if count is None:
                 continue
             if audit.p_value(count) <= audit.error:
                 fresh = min(2 * trials, int(budget * CONFIRM))
-                count = dataclasses.replace(count, again=audit.count(candidate, fresh, 1.0))
+                count = dataclasses.replace(count, again=audit.count(candidate, fresh, 1.0, count.event))
             audit.counts.append(count)
             if audit.p_value(count) <= audit.error:
                 return
-        for candidate in chosen:
+        for candidate, _ in chosen:
             audit.look(candidate, budget, thorough=False)
+
+
+def _for_stage(candidates: list[Candidate], most: int) -> list[tuple[Candidate, Event | None]]:
+    """The most promising pairs; where there is room, and something to hope for, the last place is a rare event's."""
+    promising = sorted(candidates, key=lambda candidate: -candidate.promise)[:most]
+    chosen: list[tuple[Candidate, Event | None]] = [(candidate, None) for candidate in promising]
+    hopeful = max(candidates, key=lambda candidate: candidate.hope)
+    if most > 1 and hopeful.rare is not None and hopeful.hope > hopeful.promise:
+        chosen[most - 1 :] = [(hopeful, hopeful.rare)]
+    return chosen
 
 
 def _enough(audit: Audit, candidate: Candidate, most: int) -> int:
