@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 # Flower sends telemetry and looks for updates when it is first used; here nothing leaves unless the user asks for it.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+# On some processors (AMD Zen 5) the last bits of a product in MKL depend on where its matrices lie in memory, and so on
+# who else is in a cohort. This mode rules it out, at no cost that we could measure; MKL reads it at its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
     from fedsim.federation.plan import Plan, plan
