@@ -9,14 +9,14 @@ machine it is an ordinary Array.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.training import Layout
@@ -60,12 +60,18 @@ def _places(layout: Layout) -> list[tuple[str, int, tuple[int, ...]]]:
     return [(name, start, tuple(shape)) for name, start, shape in zip(layout.names, starts, layout.shapes, strict=True)]
 
 
+_Record = TypeVar("_Record", ArrayRecord, MetricRecord, RecordDict)
+
+
+def filled(record: _Record, entries: Mapping[str, object]) -> _Record:
+    """A record with these entries, past its own checks of them, which can cost more than a client's training."""
+    record.__dict__["_data"].update(entries)
+    return record
+
+
 def to_record(flat: Tensor, layout: Layout) -> ArrayRecord:
     """The flat vector (P,) as named arrays."""
-    record = ArrayRecord()
-    # Past the record's own checks, which can cost more than a client's training: these are Arrays by construction.
-    record.__dict__["_data"].update({name: TensorArray(flat, start, shape) for name, start, shape in _places(layout)})
-    return record
+    return filled(ArrayRecord(), {name: TensorArray(flat, start, shape) for name, start, shape in _places(layout)})
 
 
 def to_flat(record: ArrayRecord, layout: Layout) -> Tensor:

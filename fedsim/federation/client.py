@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -17,7 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedsim.errors import FedsimError
-from fedsim.federation.arrays import to_flat, to_record
+from fedsim.federation.arrays import filled, to_flat, to_record
 from fedsim.federation.guard import always_answering, reason_of
 from fedsim.federation.inline import error_reply
 from fedsim.federation.inspection import inspect_model
@@ -100,11 +101,12 @@ def _train(
     updates, bits = protect(result.updates, scenario, config, randomness)
     if scenario.defence.secure_aggregation:
         updates = updates * weights[:, None]
+    told = {"weight": weights.tolist(), **_extras(scenario, result, bits)}
     replies = []
-    for k, message in enumerate(messages):
-        metrics = MetricRecord({"weight": float(weights[k]), **_extras(scenario, result, bits, k)})
-        content = RecordDict({"arrays": to_record(updates[k], place.layout), "metrics": metrics})
-        replies.append(Message(content, reply_to=message))
+    for k, (message, update) in enumerate(zip(messages, updates, strict=True)):
+        metrics = filled(MetricRecord(), {name: numbers[k] for name, numbers in told.items()})
+        content = {"arrays": to_record(update, place.layout), "metrics": metrics}
+        replies.append(Message(filled(RecordDict(), content), reply_to=message))
     return replies
 
 
@@ -140,20 +142,20 @@ def _local_results(
     return train_cohort(place.model, start, x, y, members, work, randomness, chunk=place.scenario.engine.chunk)
 
 
-def _extras(scenario: Scenario, result: CohortResult, bits: Tensor | None, k: int) -> dict[str, float | int]:
-    """What client k tells beside its update: under a claim nothing that is not noised, or public in that claim.
+def _extras(scenario: Scenario, result: CohortResult, bits: Tensor | None) -> dict[str, list[Any]]:
+    """What each client tells beside its update: under a claim nothing that is not noised, or public in that claim.
 
     How many examples a client has is public under a claim for examples, and not under one for clients. A training loss
     is never noised, so it leaves only where nothing is claimed.
     """
-    extras: dict[str, float | int] = {}
+    extras: dict[str, Tensor] = {}
     if scenario.defence.client_dp is None:
-        extras |= {"num-examples": int(result.examples[k]), "steps": int(result.steps[k])}
+        extras |= {"num-examples": result.examples, "steps": result.steps}
         if scenario.defence.example_dp is None:
-            extras["train-loss"] = float(result.loss[k])
+            extras["train-loss"] = result.loss
     if bits is not None:
-        extras["clip-bit"] = float(bits[k])
-    return extras
+        extras["clip-bit"] = bits
+    return {name: numbers.tolist() for name, numbers in extras.items()}
 
 
 def protect(

@@ -151,7 +151,7 @@ class Chunk:
 
     def _finish(self, remaining: int, active: int, into: CohortResult) -> None:
         """Write the results of the clients in rows remaining..active-1."""
-        if remaining == active:
+        if remaining >= active:  # nobody has finished, or nobody has begun
             return
         done = slice(remaining, active)
 

@@ -99,10 +99,10 @@ class CohortResult:
             write_updates(some, updates)
             if parameters < task.layout.size:  # a mask of -inf stays what it is
                 updates[:, parameters:].masked_fill_(~start[parameters:].isfinite(), 0)
-        for client, loss in zip(clients, losses, strict=True):
-            used = sum(map(len, client.schedule))
-            self.loss[client.place] = loss / used if used else 0.0
-            self.steps[client.place] = len(client.schedule)
+        used = [sum(map(len, client.schedule)) for client in clients]
+        places = torch.tensor([client.place for client in clients])
+        self.loss[places] = torch.tensor([loss / max(n, 1) for loss, n in zip(losses, used, strict=True)])
+        self.steps[places] = torch.tensor([len(client.schedule) for client in clients])
 
 
 def _neighbours(clients: Sequence[Client]) -> Iterator[slice]:

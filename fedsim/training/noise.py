@@ -38,7 +38,9 @@ class NoiseStreams:
         """Set row k of `target`, of the first replicas, to deviations[k] · N(0, I): see `_transform`."""
         count, together = len(target), max(1, _PIECE // self._pairs)
         if self._next == self._rows and self._rows > 1:
-            self._drawn, self._next = np.stack([self._draw(k) for k in range(count)]), 0
+            self._drawn, self._next = np.empty((count, self._rows, self._pairs), np.uint64), 0
+            for k in range(count):
+                self._drawn[k] = self._draw(k)
         for first in range(0, count, together):
             last = min(first + together, count)
             words = self._words(range(first, last))
