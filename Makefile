@@ -22,7 +22,7 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q "$(TORCH)"
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -qq -c constraints.txt -e ".[dev]"
 	@touch $@
 
 # The peers of the benchmark have an environment of their own: pfl asks for an older dp-accounting.

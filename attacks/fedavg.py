@@ -224,9 +224,10 @@ def _answer(
     scale = float((problem.relaxation.spread / settings.start_spread).mean()) if knowledge.kind == "image" else 1.0
     loss = float(left[chosen].mean())
     weight = float(problem.prior_weights[chosen[0]])
+    rounds = "one round" if len(case.rounds) == 1 else f"{len(case.rounds)} rounds"
     note = (
         f"simulated {target.epochs} epochs in batches of {target.batch} ({settings.simulation}, inputs"
-        f" {settings.inputs}, prior weight {weight:g}), from {len(case.rounds)} rounds; the confidence is how well the"
+        f" {settings.inputs}, prior weight {weight:g}), from {rounds}; the confidence is how well the"
         " epochs agree, not a probability"
     )
     return Reconstruction(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands show of attacks: progress while they go on, and how each update fared."""
+"""What the commands show of attacks: progress while they go on, and how each fared."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedsim.progress import Step, showing
 if TYPE_CHECKING:
     from fedsim.attacking import AttackReport, Progress
     from fedsim.federation.run import Run
+    from fedsim.report.attack_files import AttackFiles
 
 
 def showing_attacks(*, quiet: bool) -> AbstractContextManager[Progress]:
@@ -37,29 +38,31 @@ def attack_line(report: AttackReport) -> str:
 
 
 def attack_rows(run: Run, names: set[str] | None = None) -> list[tuple[str, str]]:
-    """How each attacked update fared, for people; `names` are the result files to show."""
-    rows = []
-    for entry in _entries(run, names):
-        what = entry["error"] or entry["sentence"] or f"{entry['found']} items, no truth to score them with"
-        name = entry["settings"].get("title") or entry["attack"]
-        rows.append((f"{name} on {entry['key']}", str(what)))
-    return rows
+    """How each attack fared on all its updates, for people; `names` are the result files to show."""
+    from fedsim.report.attack_pages import did_it_work
+
+    return [(files.title, f"{_where(files)}: {did_it_work(files)[1]}") for files in _files(run, names)]
+
+
+def _where(files: AttackFiles) -> str:
+    updates = files.document.observations
+    return updates[0].name if len(updates) == 1 else f"{len(updates)} updates"
 
 
 def attack_documents(run: Run, names: set[str] | None = None) -> list[dict[str, Any]]:
-    """The same for programs."""
-    return list(_entries(run, names))
-
-
-def _entries(run: Run, names: set[str] | None) -> Iterator[dict[str, Any]]:
-    from fedsim.report.attack_files import read_attacks
-
-    for files in read_attacks(run.path):
-        if names is not None and f"{files.name}.json" not in names:
-            continue
+    """How each attacked update fared, for programs."""
+    documents = []
+    for files in _files(run, names):
         document = files.document
+        file = str(run.path / "attacks" / f"{files.name}.json")
+        head = {"attack": document.attack, "file": file, "settings": document.settings}
         for update in document.observations:
             sentence = update.scored.sentence() if update.scored else ""
-            file = str(run.path / "attacks" / f"{files.name}.json")
-            head = {"attack": document.attack, "file": file, "settings": document.settings}
-            yield {**head, **update.model_dump(), "sentence": sentence}
+            documents.append({**head, **update.model_dump(), "sentence": sentence})
+    return documents
+
+
+def _files(run: Run, names: set[str] | None) -> Iterator[AttackFiles]:
+    from fedsim.report.attack_files import read_attacks
+
+    return (files for files in read_attacks(run.path) if names is None or f"{files.name}.json" in names)

@@ -152,22 +152,6 @@ def submit(
 
 
 @app.command()
-def ledger(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A client's ledger, or the folder that holds it.")],
-    delta: Annotated[float, typer.Option(help="The δ at which ε is stated.")] = 1e-5,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what a client has spent of its privacy, over all runs."""
-    from fedsim import screen
-    from fedsim.deploy.accounts import ledger_document, ledger_rows
-
-    if as_json:
-        screen.show_json(ledger_document(file, delta))
-    else:
-        screen.show_rows(ledger_rows(file, delta))
-
-
-@app.command()
 def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Say what would run, how long it may take, and the privacy it will have spent. Nothing is written."""
     begun = time.perf_counter()
@@ -214,51 +198,7 @@ def scenarios(as_json: JsonOption = False) -> None:
         screen.show_json([{"name": name, "question": question} for name, question in found])
     else:
         screen.show_rows(found)
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: JsonOption = False
-) -> None:
-    """Write the report of a run again."""
-    import fedsim
-    from fedsim import screen
-    from fedsim.report import holds_only_audits, write_report
-
-    path = write_report(folder if holds_only_audits(folder) else fedsim.open_run(folder).path)
-    if as_json:
-        screen.show_json({"report": str(path)})
-    else:
-        print(path)
-
-
-@app.command()
-def status(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: JsonOption = False
-) -> None:
-    """Say how far a run is, and why it ended; the exit code is 1 for a run that failed."""
-    from fedsim import screen
-    from fedsim.following import FAILED, status, status_rows
-
-    found = status(folder)
-    if as_json:
-        screen.show_json(found)
-    else:
-        screen.show_rows(status_rows(found))
-    if found["state"] == "failed":
-        raise typer.Exit(FAILED)
-
-
-@app.command()
-def logs(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run.")],
-    follow: Annotated[bool, typer.Option("--follow", help="Go on to the end of the run.")] = False,
-) -> None:
-    """Print what the server of a deployed run has printed."""
-    from fedsim.following import log_lines
-
-    for piece in log_lines(folder, follow=follow):
-        print(piece, end="", flush=True)
+        screen.show_hint("run one with `fedsim run NAME`; `fedsim check NAME` says beforehand how long it may take")
 
 
 @app.command()
@@ -333,6 +273,51 @@ def audit(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: JsonOption = False
+) -> None:
+    """Write the report of a run again."""
+    import fedsim
+    from fedsim import screen
+    from fedsim.report import holds_only_audits, write_report
+
+    path = write_report(folder if holds_only_audits(folder) else fedsim.open_run(folder).path)
+    if as_json:
+        screen.show_json({"report": str(path)})
+    else:
+        print(path)
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: JsonOption = False
+) -> None:
+    """Say how far a run is, and why it ended; the exit code is 1 for a run that failed."""
+    from fedsim import screen
+    from fedsim.following import FAILED, status, status_rows
+
+    found = status(folder)
+    if as_json:
+        screen.show_json(found)
+    else:
+        screen.show_rows(status_rows(found))
+    if found["state"] == "failed":
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def logs(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on to the end of the run.")] = False,
+) -> None:
+    """Print what the server of a deployed run has printed."""
+    from fedsim.following import log_lines
+
+    for piece in log_lines(folder, follow=follow):
+        print(piece, end="", flush=True)
+
+
+@app.command()
 def epsilon(
     sigma: Annotated[float | None, typer.Option(help="Noise scale divided by the sensitivity; finds ε.")] = None,
     target: Annotated[float | None, typer.Option(help="The ε that may be spent; finds σ, in place of --sigma.")] = None,
@@ -365,6 +350,22 @@ def schema() -> None:
     from fedsim.scenario_file import json_schema
 
     screen.show_json(json_schema())
+
+
+@app.command()
+def ledger(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A client's ledger, or the folder that holds it.")],
+    delta: Annotated[float, typer.Option(help="The δ at which ε is stated.")] = 1e-5,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a client has spent of its privacy, over all runs."""
+    from fedsim import screen
+    from fedsim.deploy.accounts import ledger_document, ledger_rows
+
+    if as_json:
+        screen.show_json(ledger_document(file, delta))
+    else:
+        screen.show_rows(ledger_rows(file, delta))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Question:
         """What every number below it is about."""
         sampling = f"Poisson sampling with rate {self.rate:g}" if self.rate < 1 else "no sampling"
         return (
-            f"{self.steps:,} release{'s' if self.steps > 1 else ''} of {self.noise} noise, {sampling}; "
+            f"{self.steps:,} release{'s' if self.steps > 1 else ''} of {self.noise.capitalize()} noise, {sampling}; "
             f"ε at δ = {self.delta:g}, per unit, add/remove one unit:"
         )
 

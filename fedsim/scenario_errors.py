@@ -124,6 +124,8 @@ def place_of_field(message: str, places: Mapping[FieldPath, str]) -> str | None:
     for field in _named(message, ()):
         if len(field) > 1 and field in places:
             return places[field]
+        if len(field) == 2 and field[:1] in places and schema.tag_of(schema.lookup(field[:1])[1]) == field[1]:
+            return places[field[:1]]  # `model: cnn` is short for model.name
     first = _named(message.split(" ", 1)[0].rstrip(":"), ())
     return places.get(first[0]) if len(first) == 1 else None
 

@@ -188,6 +188,9 @@ def _enter(section: dict[str, Any], path: FieldPath, places: dict[FieldPath, str
     elif isinstance(inner, str) and tag:
         inner = {tag: inner}
     if not isinstance(inner, dict):
-        raise ScenarioError(f"{place}: {errors.dotted(path)} is {errors.shown(inner)} and has no fields of its own")
+        whole = f"; give the whole list, '{key}=[...]'" if isinstance(inner, (list, tuple)) else ""
+        raise ScenarioError(
+            f"{place}: {errors.dotted(path)} is {errors.shown(inner)} and has no fields of its own{whole}"
+        )
     section[key] = inner
     return inner

@@ -42,6 +42,13 @@ def show_rows(rows: Sequence[tuple[str, str]]) -> None:
     terminal.print(table)
 
 
+def show_hint(text: str) -> None:
+    """What to do next, for somebody at a terminal; programs that read the output do not need it."""
+    terminal = Console()
+    if terminal.is_terminal:
+        terminal.print(f"\n{escape(text)}", style="dim")
+
+
 def show_json(document: Any) -> None:
     """One JSON document, and nothing else, on standard output."""
     sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")

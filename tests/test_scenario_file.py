@@ -342,3 +342,14 @@ def test_an_error_about_a_default_says_that_it_is_one(tmp_path):
     file.write_text("data: digits\n")
     error = located(DataError("cohort.population 20 is more than the 3 clients"), file)
     assert str(error).startswith(f"{file} (cohort.population is not in it, this is its default): cohort.population 20")
+
+
+def test_a_section_written_as_its_name_alone_is_the_place_of_that_name() -> None:
+    error = DataError("model.name import:nowhere:net: there is no module nowhere")
+    override = "model=import:nowhere:net"
+    assert str(located(error, "quickstart", [override])).startswith(f"--set {override}: model.name")
+
+
+def test_a_field_of_a_list_is_answered_with_the_way_to_give_the_list() -> None:
+    with pytest.raises(ScenarioError, match=r"give the whole list, 'attacks=\["):
+        load_scenario("invert-images", ["attacks.0.observations=1"])

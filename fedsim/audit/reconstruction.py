@@ -99,12 +99,14 @@ class ReconstructionScore:
         noun = {"image": "picture", "table": "row", "text": "text"}[self.kind] + ("" if self.originals == 1 else "s")
         if not self.found:
             if self.label_accuracy is not None:
-                return f"Labels only: {100 * self.label_accuracy:.0f}% of those of {self.originals} {noun} are right."
+                return (
+                    f"Labels only: {100 * self.label_accuracy:.0f}% of the labels of {self.originals} {noun} are right."
+                )
             return f"Nothing of {self.originals} {noun} was reconstructed."
         parts = [f"{self.right.right} of {self.originals} {noun} reconstructed", f"{self.exact.right} exactly"]
         parts += [f"{text}" for text in _headline(self.metrics, self.baseline)]
         if self.baseline is not None:
-            parts.append(f"{self.leaked.right} that no blind guess finds")
+            parts.append(f"{self.leaked.right} that a stranger would not have guessed")
         broken = [c for c in self.comparisons if c.verdict == "violated"]
         return ", ".join(parts) + (f"; {broken[0].sentence()}" if broken else ".")
 
@@ -290,12 +292,12 @@ def _label_accuracy(reconstruction: Reconstruction, labels: Tensor, classes: int
 def _headline(metrics: Mapping[str, float], baseline: Baseline | None) -> list[str]:
     """The one mean that a reader looks for, with the guess beside it."""
     words = {
-        "psnr": ("{:.1f} dB on average", 1.0),
-        "cells_right": ("{:.0f}% of the cells right", 100.0),
-        "tokens_right": ("{:.0f}% of the tokens right", 100.0),
+        "psnr": ("{:.1f} dB", "on average"),
+        "cells_right": ("{:.0%}", "of the cells right"),
+        "tokens_right": ("{:.0%}", "of the tokens right"),
     }
-    for name, (text, scale) in words.items():
+    for name, (value, meaning) in words.items():
         if name in metrics:
-            guess = f" (a blind guess: {scale * baseline.metrics[name]:.{1 if scale == 1 else 0}f})" if baseline else ""
-            return [text.format(scale * metrics[name]) + guess]
+            guess = f" (a stranger's guess: {value.format(baseline.metrics[name])})" if baseline else ""
+            return [f"{value.format(metrics[name])} {meaning}{guess}"]
     return []

@@ -70,11 +70,14 @@ class PrivacyClaim:
         if not self.finite:
             return f"No privacy claim for a {self.unit} against {self.observer}: {self.mechanism}."
         sampling = "" if self.sampling == "none" else f" ({self.sampling} sampling, rate {self.sample_rate:.3g})"
-        times = "once" if self.compositions == 1 else f"{self.compositions} times"
+        sampling = sampling.replace("poisson", "Poisson")
+        times = "once" if self.compositions == 1 else f"{self.compositions:,} times"
+        if self.unit == "client" and self.sampling == "none":  # a client spends in the rounds that it takes part in
+            times += " (the rounds of the client that takes part most often)"
         return (
             f"Each {self.unit} is protected with ε ≤ {rounded_up(self.epsilon)} at δ = {self.delta:g}"
-            f" ({self.adjacency} one {self.unit}) against {self.observer}, to whom {self.released} is released:"
-            f" {self.mechanism}, composed {times}{sampling}, accounted by {self.accountant}."
+            f" ({self.adjacency} one {self.unit}) against {self.observer}. What is released is"
+            f" {self.released}, with {self.mechanism}, composed {times}{sampling}, accounted by {self.accountant}."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -157,12 +157,13 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
 
     sharing = getattr(scenario.partition, "examples_per_client", None) is not None
     sums = scenario.defence.secure_aggregation
+    batches = "Poisson" if poisson else "shuffled"
     return Promise(
         unit="example",
         adjacency="add/remove" if poisson else "replace",
         observer=SERVER,
         released="the sum of the updates of every round" if sums else "every update of every client",
-        mechanism=f"gaussian noise of {sigma:g} clipping norms in every local step, {section.batches} batches",
+        mechanism=f"Gaussian noise of {sigma:g} clipping norms in every local step, {batches} batches",
         delta=section.delta,
         assumptions=(
             "the unit is one example at one client; a record that several clients hold is a unit at each of them"
@@ -225,13 +226,13 @@ def _local_promise(section: ClientDp, sigma: float) -> Promise:
     Gaussian noise of standard deviation σC, in L1 with Laplace noise of scale σC: multiplier σ/2, once in
     every round in which the client took part. Compression afterwards is post-processing.
     """
-    multiplier = _multiplier(section, sigma, "replace")
+    multiplier, kind = _multiplier(section, sigma, "replace"), section.noise.capitalize()
     return Promise(
         unit="client",
         adjacency="replace",
         observer=SERVER,
         released="every update of every client",
-        mechanism=f"{section.noise} noise of {sigma:g} clipping norms on each client's update{_bit(section)}",
+        mechanism=f"{kind} noise of {sigma:g} clipping norms on each client's update{_bit(section)}",
         delta=section.delta,
         assumptions=(_INDEPENDENT, _NOTHING_ELSE, _IDEAL),
         steps=lambda setting: _once_a_round(Mechanism(section.noise, multiplier, "replace"), setting),
@@ -250,7 +251,7 @@ def _sum_promise(section: ClientDp, sigma: float) -> Promise:
         adjacency="add/remove",
         observer=SERVER,
         released="the sum of the updates of every round",
-        mechanism=f"gaussian noise of {sigma:g} clipping norms on the sum of each round{_bit(section)}",
+        mechanism=f"Gaussian noise of {sigma:g} clipping norms on the sum of each round{_bit(section)}",
         delta=section.delta,
         assumptions=_SHARED,
         steps=lambda setting: _once_a_round(Mechanism("gaussian", multiplier, "add/remove"), setting),
@@ -280,7 +281,7 @@ def _outsider_promise(scenario: Scenario, section: ClientDp, sigma: float) -> Pr
         adjacency=adjacency,
         observer=OUTSIDER,
         released="the model after every round",
-        mechanism=f"gaussian noise of {sigma:g} clipping norms on the sum of each round{_bit(section)}",
+        mechanism=f"Gaussian noise of {sigma:g} clipping norms on the sum of each round{_bit(section)}",
         delta=section.delta,
         assumptions=("cohorts are drawn at random and kept secret", *(unseen if poisson else ()), *_SHARED),
         steps=steps,

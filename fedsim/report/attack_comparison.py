@@ -60,16 +60,21 @@ def attacks_compared(run: RunFiles) -> tuple[Section, ...]:
     rows = tuple(_row(files) for files in scored)
     blocks: tuple[Block, ...] = (
         Paragraph(_answer(run, scored)),
-        Table("By method", columns, rows, "Means over clients with 95% intervals (Student's t; one client has none)."),
+        Table("By method", columns, rows, _note(kind)),
     )
     return (Section("attacks-compared", "The attacks beside each other", blocks),)
+
+
+def _note(kind: str) -> str:
+    above = f" {ABOVE:g} dB is the threshold of Dimitrov et al. 2022." if kind == "image" else ""
+    return f"Means over clients with 95% intervals (Student's t; one client has none).{above}"
 
 
 def _row(files: AttackFiles) -> tuple[Cell, ...]:
     scores, (metric, _) = files.scores, _HEADLINES[files.document.kind]
     labels = [score.label_accuracy for score in scores if score.label_accuracy is not None]
     return (
-        title_of(files),
+        files.title,
         len(scores),
         sum(score.originals for score in scores),
         str(mean_over_clients([success(score) for score in scores])),
@@ -86,17 +91,12 @@ def success(score: ReconstructionScore) -> float:
     return len(good) / max(score.originals, 1)
 
 
-def title_of(files: AttackFiles) -> str:
-    """What the scenario calls it, else its name."""
-    return str(files.document.settings.get("title") or files.document.attack)
-
-
 def _answer(run: RunFiles, scored: Sequence[AttackFiles]) -> str:
     """Does averaging protect? By the attack that did best."""
     best = max(scored, key=lambda files: sum(success(score) for score in files.scores) / len(files.scores))
     share = mean_over_clients([success(score) for score in best.scores])
     what = {"image": f"pictures above {ABOVE:g} dB", "table": "rows right", "text": "texts right"}[best.document.kind]
-    found = f"The best of them, {title_of(best)}, has {100 * share.value:.0f}% of the {what}."
+    found = f"The best of them, {best.title}, has {100 * share.value:.0f}% of the {what}."
     if run.scenario.strategy.name != "fedavg":
         return found
     epochs = words.count(run.scenario.client.epochs, "local epoch")

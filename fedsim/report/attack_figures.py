@@ -50,7 +50,7 @@ def reliability(name: str, series: Mapping[str, Sure], *, probability: bool = Tr
     `probability` False: the confidence is a score that only orders the items, and the caption says so.
     """
     lines = {what: binned(pairs) for what, pairs in series.items() if pairs}
-    if not lines:
+    if all(len(bins) < 2 for bins in lines.values()):  # one confidence for all orders nothing
         return None
     rows = tuple(
         (f"{what}, confidence {sure:.2f}", sure, share.share, *share.interval, share.of)
@@ -84,7 +84,7 @@ def reliability(name: str, series: Mapping[str, Sure], *, probability: bool = Tr
         for what, bins in lines.items()
     )
     meaning = (
-        "On the dotted line, what is said to be 90 % sure is right nine times of ten. Above it the attacker is too"
+        "On the dotted line, what is said to be 90% sure is right nine times of ten. Above it the attacker is too"
         " modest, below it too bold."
         if probability
         else "The confidence of this attack is a score that orders its items and no probability: 0.9 does not promise"
@@ -93,7 +93,7 @@ def reliability(name: str, series: Mapping[str, Sure], *, probability: bool = Tr
     return make_drawing(
         f"{name}-reliability",
         "Can the attacker trust its own confidence?",
-        f"{meaning} Whiskers are 95 % intervals; the bars below say how many there are.",
+        f"{meaning} Whiskers are 95% intervals; the bars below say how many there are.",
         f"Reliability chart of the attacker's confidence. {said}.",
         Table("Reliability", ("bin", "mean confidence", "share right", "95% low", "95% high", "count"), rows),
         draw,

@@ -71,6 +71,11 @@ class AttackFiles:
     found: Mapping[str, Tensor]
     truth: Mapping[str, Tensor]
 
+    @property
+    def title(self) -> str:
+        """What the scenario calls the attack, else its name."""
+        return str(self.document.settings.get("title") or self.document.attack)
+
     @cached_property
     def encoding(self) -> TableEncoding | None:
         """How to read the rows of a table; None where the file does not say."""

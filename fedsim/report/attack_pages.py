@@ -13,6 +13,7 @@ from typing import Literal
 
 from fedsim.audit.reconstruction import ReconstructionScore
 from fedsim.audit.scores.comparison import Comparison, pooled
+from fedsim.audit.scores.perceptual import HIGHEST_PSNR
 from fedsim.audit.scores.shares import Share
 from fedsim.report import words
 from fedsim.report.attack_figures import allowed_and_measured, reliability
@@ -71,8 +72,7 @@ def _page(run: RunFiles, files: AttackFiles, number: int, total: int) -> Section
         reliability(anchor, _confidence(files), probability=_calibrated(files)),
         *_notes(document.observations),
     ]
-    name = str(document.settings.get("title") or document.attack)
-    title = f"Attack {number}: {name}" if total > 1 else f"Attack: {name}"
+    title = f"Attack {number}: {files.title}" if total > 1 else f"Attack: {files.title}"
     return Section(anchor, title, tuple(block for block in blocks if block is not None))
 
 
@@ -110,7 +110,7 @@ def did_it_work(files: AttackFiles) -> tuple[Tone, str]:
         proved = f" {sure.of:,} came with a certificate, and {sure.right:,} of those are right ({within})."
         text += proved if sure.of else ""
     if failed:
-        text += f" {words.count(len(failed), 'update')} could not be attacked."
+        text += f" {words.count(len(failed), 'update')} could not be attacked: {_sentence(failed[0].error or '')}"
     return ("warning" if leaked.right else "note"), text
 
 
@@ -130,8 +130,7 @@ def _labels_only(scores: Sequence[ReconstructionScore], noun: str, originals: in
         return "note", f"No. It found nothing of {words.count(originals, noun)}."
     mean = sum(known) / len(known)
     return "warning" if mean > 0.5 else "note", (
-        f"It found labels only, and {100 * mean:.0f}% of the labels of {words.count(originals, noun)} are as it counts"
-        " them."
+        f"It counts labels only, and {100 * mean:.0f}% of the labels of {words.count(originals, noun)} are right."
     )
 
 
@@ -144,12 +143,13 @@ def _against_guess(scores: Sequence[ReconstructionScore], right: Share, leaked: 
     mine = _mean(compared, {id(score): score.metrics for score in compared}, name)
     theirs = _mean(compared, {id(s): s.baseline.metrics for s in compared if s.baseline}, name)
     unit = "{:.1f} dB" if name == "psnr" else f"{{:.0%}} of the {name.removesuffix('_right')}"
+    reached = f"{HIGHEST_PSNR:.0f} dB or more" if name == "psnr" and mine >= HIGHEST_PSNR else unit.format(mine)
     guess = compared[0].baseline.guess if compared[0].baseline else ""
-    text = f"On average it reaches {unit.format(mine)}; a stranger's best guess ({guess}) reaches {unit.format(theirs)}"
+    text = f"On average it reaches {reached}; a stranger's best guess ({guess}) reaches {unit.format(theirs)}"
     if not right.right:
         return f"{text}."
-    missed = "all" if leaked.right == right.right else f"{leaked.right:,}"
-    return f"{text}, and misses {missed} of the {right.right:,} that it got."
+    guessed = right.right - leaked.right
+    return f"{text}, and finds {f'{guessed:,}' if guessed else 'none'} of those {right.right:,}."
 
 
 def _mean(scores: Sequence[ReconstructionScore], metrics: Mapping[int, Mapping[str, float]], name: str) -> float:
@@ -183,7 +183,12 @@ def _summary(files: AttackFiles) -> Table | None:
     columns += ("labels right", "certified", "matching loss", _confidence_name(files))
     rows = tuple(_scored_row(files, update, names) for update in updates)
     rows += _guess_rows(files.scores, names, len(columns)) if names else ()
-    said = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+    empty = () if names else ("found", "right", "exact")
+    said = [
+        place
+        for place, column in enumerate(columns)
+        if column not in empty and any(row[place] is not None for row in rows)
+    ]
     columns, rows = (tuple(columns[p] for p in said), tuple(tuple(row[p] for p in said) for row in rows))
     return Table("By update", columns, rows, _legend(files.scores))
 

@@ -27,7 +27,7 @@ from fedsim.report.blocks import Table
 EVEN = (0.5, 0.5)
 ALARMS = (0.001, 0.01, 0.1)
 BLIND = (0.1, 0.001)
-COLUMNS = ("success", "allowed, at most", "measured", "95 % interval", "of which kind the bound is")
+COLUMNS = ("success", "allowed, at most", "measured", "95% interval", "of which kind the bound is")
 Row = tuple[str, str, str, str, str]
 NARROW = "\N{NO-BREAK SPACE}"
 NOTE = (
@@ -69,7 +69,7 @@ def _membership(audit: Audit, claim: Claim) -> Iterator[Row]:
     for alarms in ALARMS:
         hits = _hits_at(audit, alarms)
         share, interval = (None, (None, None)) if hits is None else (hits.share, hits.interval)
-        yield _row(f"TPR at FPR {100 * alarms:g} %", tpr_at_fpr(*pair, alarms), share, interval, "edge of the region")
+        yield _row(f"TPR at FPR {100 * alarms:g}%", tpr_at_fpr(*pair, alarms), share, interval, "edge of the region")
 
 
 def _attribute(claim: Claim) -> Iterator[Row]:
@@ -85,7 +85,7 @@ def _reconstruction(audit: Audit, attacks: Sequence[AttackFiles], claim: Claim) 
     scores = [score for files in attacks for score in files.scores]
     for one in pooled([comparison for score in scores for comparison in score.comparisons]):
         if one.claim == said:
-            kind = f"from {one.rests_on}; blind guessing {rounded_up(100 * one.kappa, 1)} %"
+            kind = f"from {one.rests_on}; blind guessing {rounded_up(100 * one.kappa, 1)}%"
             yield _row(f"{one.success}, by an attack", one.allowed, one.measured.share, one.measured.interval, kind)
     full = audit.numbers.claim
     for kappa in BLIND:
@@ -93,7 +93,7 @@ def _reconstruction(audit: Audit, attacks: Sequence[AttackFiles], claim: Claim) 
         if full is not None and Claim.of(full) == claim:
             allowed, rests_on = rero_claim(full, kappa)
             kind = f"{rests_on}, of a unit that may not have been drawn" if amplified(full) else rests_on
-        name = f"a reconstruction that blind guessing gets with {100 * kappa:g} %"
+        name = f"a reconstruction that blind guessing gets with {100 * kappa:g}%"
         yield _row(name, allowed, None, (None, None), f"reconstruction robustness, from the {kind}")
 
 
@@ -130,12 +130,12 @@ def sides(audit: Audit) -> tuple[int, int]:
 
 def _row(name: str, allowed: float, measured: float | None, ends: tuple[float | None, float | None], kind: str) -> Row:
     low, high = ends
-    interval = "–" if low is None or high is None else f"{_percent(low)[:-2]} to {_percent(high)}".replace(" ", NARROW)
-    return (name, f"{rounded_up(100 * allowed, 1)} %", "–" if measured is None else _percent(measured), interval, kind)
+    interval = "–" if low is None or high is None else f"{_percent(low)[:-1]} to {_percent(high)}".replace(" ", NARROW)
+    return (name, f"{rounded_up(100 * allowed, 1)}%", "–" if measured is None else _percent(measured), interval, kind)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}{NARROW}%".replace("-", "−")
+    return f"{100 * share:.1f}%".replace("-", "−")
 
 
 # --- the gap --------------------------------------------------------------------------------------------------------

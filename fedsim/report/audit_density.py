@@ -49,7 +49,7 @@ def density_figure(name: str, claim: Claim, counts: Counts | None) -> Drawing | 
         whole.plot([counts.alarms.share], [counts.misses.share], color=BLUE, marker="o", linestyle="", label="measured")
         whole.set_title("all rates there are")
         _near(near, claim, counts, spans)
-        near.set_title("near by: 50, 80, 95 % of the mass")
+        near.set_title("near by: 50, 80, 95% of the mass")
         legend_below(figure, whole, columns=1 if narrow else 4)
 
     return make_drawing(
@@ -58,9 +58,9 @@ def density_figure(name: str, claim: Claim, counts: Counts | None) -> Drawing | 
         f"{counts.rule or 'A test with a fixed threshold'}: {counts.hits.right:,} of {counts.hits.of:,} members found,"
         f" {counts.alarms.right:,} of {counts.alarms.of:,} false alarms. The density of the two rates given these"
         " counts, by Jeffreys priors, if the trials are independent (Zanella-Béguelin et al. 2023); the outlines hold"
-        f" 50, 80 and 95 % of it. {_percent(inside)} of it lies in the shaded region that the claim, {claim}, allows."
+        f" 50, 80 and 95% of it. {_percent(inside)} of it lies in the shaded region that the claim, {claim}, allows."
         f" It amounts to ε between {rounded_down(found.lower)} and {rounded_up(found.upper or 0.0)}{median} {about},"
-        " with 95 % credibility: of what this attack shows under the priors (tier B), and no bound on a better one.",
+        " with 95% credibility: of what this attack shows under the priors (tier B), and no bound on a better one.",
         f"Density over false positive and false negative rate, around {counts.alarms.share:.3f} and"
         f" {counts.misses.share:.3f}; {_percent(inside)} of it within what the claim allows.",
         Table("Density", ("false positive rate", "false negative rate", "density"), rows),
@@ -83,7 +83,7 @@ def density(counts: Counts, spans: tuple[Ends, Ends], cells: int) -> tuple[Float
 
 
 def _levels(counts: Counts, spans: tuple[Ends, Ends]) -> list[float]:
-    """The densities above which 95, 80 and 50 % of the mass lie, in rising order."""
+    """The densities above which 95, 80 and 50% of the mass lie, in rising order."""
     ordered = np.sort(density(counts, spans, _FINE)[2].ravel())[::-1]
     mass = np.cumsum(ordered) / ordered.sum()
     return [float(ordered[np.searchsorted(mass, share)]) for share in MASSES]
@@ -130,4 +130,4 @@ def _span(errors: int, others: int) -> Ends:
 
 def _percent(share: float) -> str:
     """Rounded down: what lies within the claim must not look more than it is."""
-    return f"{int(1000 * share) / 10:g}\N{NO-BREAK SPACE}%"
+    return f"{int(1000 * share) / 10:g}%"

@@ -87,7 +87,7 @@ def _tier_panel(axes: Axes, tier: str, found: Sequence[Estimate], claim: Claim, 
 
 
 def _label(estimate: Estimate, *, narrow: bool) -> str:
-    sure = "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g} %"
+    sure = "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g}%"
     name = textwrap.wrap(estimate.method, 22 if narrow else 42)
     kind = ["of curves as claimed"] if curves_named(estimate) else []
     return "\n".join([*name, *kind, f"ε ≥ {rounded_down(estimate.lower)}, {sure}"])

@@ -160,7 +160,7 @@ def _crosses(axes: Axes, found: Sequence[Counts], *, of_misses: bool) -> None:
     axes.errorbar(
         x, y, xerr=np.maximum([x - across[0], across[1] - x], 0), yerr=np.maximum([y - along[0], along[1] - y], 0),
         color=ORANGE, marker="D", linestyle="", capsize=3, elinewidth=1.4, zorder=5,
-        label="at a threshold fixed or held out, 95 %",
+        label="at a threshold fixed or held out, 95%",
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def _proved(verdict: Verdict) -> list[str]:
 
 
 def _sure(estimate: Estimate) -> str:
-    return "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g} % confidence"
+    return "no confidence" if estimate.confidence is None else f"{100 * estimate.confidence:g}% confidence"
 
 
 def _page(audit: Audit, attacks: Sequence[AttackFiles], number: int, total: int) -> Section:

@@ -26,9 +26,9 @@ COLUMNS = (
 )  # fmt: skip
 MEANINGS = (
     ("asked", "the largest bound over all numbers of guesses, chosen by looking: what the homework asks for, no bound"),
-    ("corrected", "the same, with the error divided among all choices; a 95 % bound for pure ε-DP only"),
-    ("registered", "a tenth of the canaries guessed each way, fixed beforehand; a 95 % bound for pure ε-DP only"),
-    ("valid", "the same with δ paid for: the only one that is a 95 % lower bound on the ε of a Gaussian sum (tier A)"),
+    ("corrected", "the same, with the error divided among all choices; a 95% bound for pure ε-DP only"),
+    ("registered", "a tenth of the canaries guessed each way, fixed beforehand; a 95% bound for pure ε-DP only"),
+    ("valid", "the same with δ paid for: the only one that is a 95% lower bound on the ε of a Gaussian sum (tier A)"),
 )
 
 

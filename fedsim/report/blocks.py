@@ -38,13 +38,17 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Fact:
-    """One figure of the row at the top. `wide` takes the whole row: a claim that needs its full wording."""
+    """One figure of the row at the top. `wide` takes the whole row: a claim that needs its full wording.
+
+    `anchor` is the section that says more.
+    """
 
     label: str
     value: str
     note: str = ""
     wide: bool = False
     alarming: bool = False
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns. The first column names the row. Privacy is shown rounded up, never down."""
+    """Rows under named columns. The first column names the row. Privacy is shown rounded up, never down.
+
+    `folded`: shown when somebody asks for it.
+    """
 
     kind: ClassVar = "table"
     title: str
@@ -75,6 +82,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     round_up: bool = False
+    folded: bool = False
 
     @cached_property
     def csv(self) -> str:

@@ -151,13 +151,14 @@ def _seen(run: RunFiles) -> Fact:
 
 def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
     """What the most successful attack got, where the truth is known."""
-    totals = [(total_right(files), files.document) for files in run.attacks if files.scores]
+    totals = [(total_right(files), files) for files in run.attacks if files.scores]
     if not totals:
         return ()
     right, best = max(totals, key=lambda pair: (pair[0].share, pair[0].right))
-    noun = {"image": "pictures", "table": "rows", "text": "texts"}[best.kind]
-    note = f"{noun}, by the attack {best.attack}"
-    return (Fact("Reconstructed", f"{right.right:,} of {right.of:,}", note, wide=True, alarming=right.right > 0),)
+    noun = {"image": "pictures", "table": "rows", "text": "texts"}[best.document.kind]
+    note, anchor = f"{noun}, by the attack {best.title}", f"attack-{run.attacks.index(best) + 1}"
+    value = f"{right.right:,} of {right.of:,}"
+    return (Fact("Reconstructed", value, note, wide=True, alarming=right.right > 0, anchor=anchor),)
 
 
 def _claims(run: RunFiles) -> tuple[Fact, ...]:

@@ -123,7 +123,7 @@ def partition(run: RunFiles) -> Section | None:
         text += f"They hold between {low:,} and {words.count(high, 'row')}, the median is {words.number(median)}."
     if heat:
         text += (
-            f" A client's mix of classes differs from theirs together by {_skew(picture):.2f} on average"
+            f" A client's mix of classes differs from that of all of them together by {_skew(picture):.2f} on average"
             " (total variation distance: 0 is the same mix, 1 is nothing in common)."
         )
     if run.claims:
@@ -169,7 +169,7 @@ def _partition_drawing(picture: PartitionPicture, names: tuple[str, ...], *, hea
 
     caption = "Bars: rows of each client." + (
         " Cells: how a client's rows are spread over the classes, each column by itself; full strength stands for"
-        f" {100 * _full_strength(_shares(picture)):.0f} %. Even columns mean iid data; a few strong cells in each"
+        f" {100 * _full_strength(_shares(picture)):.0f}%. Even columns mean iid data; a few strong cells in each"
         " column mean label skew, where an update tells much about whose data it came from."
         if heat
         else " Uneven bars mean that some clients weigh more than others, and that small ones are easier to single out."

@@ -20,6 +20,7 @@ MOST_CLIENTS = 60  # in the raster of who took part
 MOST_MARKS = 4000  # dots in a figure; more are summed up
 MOST_FAILURES = 50  # in the table
 SHOWN_ROUNDS = 40  # in the table of messages
+UNFOLDED = 10  # a longer one hides what comes after it
 
 Participation = Mapping[int, Mapping[int, bool]]  # client: {round: whether its answer arrived}
 
@@ -118,9 +119,7 @@ def _norms(run: RunFiles) -> Drawing | None:
             low, high = (
                 [float(np.quantile([m.norm or 0.0 for m in by_round[r]], q)) for r in rounds] for q in (0.1, 0.9)
             )
-            axes.fill_between(
-                rounds, low, high, color=BLUE, alpha=0.3, linewidth=0, label="10 % to 90 % of the clients"
-            )
+            axes.fill_between(rounds, low, high, color=BLUE, alpha=0.3, linewidth=0, label="10% to 90% of the clients")
         if not sums:
             every = max(1, len(rounds) // 25)
             axes.plot(
@@ -267,7 +266,7 @@ def _messages_table(run: RunFiles) -> Table:
         if len(shown) < len(rows)
         else ""
     )
-    return Table(table.title, columns, shown, note)
+    return Table(table.title, columns, shown, note, folded=len(shown) > UNFOLDED)
 
 
 def kept(run: RunFiles) -> Paragraph:

@@ -81,7 +81,7 @@ def defences(defence: sc.DefenceSection) -> tuple[str, ...]:
         clip += " at first, then to a quantile of the norms" if client.adaptive else ""
         parts.append(f"each client's whole update is {clip}, {_noise(client)} ({client.noise.capitalize()})")
     if isinstance(defence.compression, sc.Prune):
-        parts.append(f"only the largest {number(100 * defence.compression.keep)} % of the entries are sent")
+        parts.append(f"only the largest {number(100 * defence.compression.keep)}% of the entries are sent")
     elif isinstance(defence.compression, sc.Quantise):
         parts.append(f"entries are rounded to {count(2**defence.compression.bits, 'level')}")
     elif isinstance(defence.compression, sc.Sign):
@@ -196,7 +196,7 @@ def in_a_round(run: RunFiles) -> str:
     cohort = run.scenario.cohort
     if cohort.size is None and cohort.rate is None:
         return "everybody in each round"
-    amount = f"{cohort.size:,}" if cohort.size is not None else f"{number(100 * (cohort.rate or 0))} %"
+    amount = f"{cohort.size:,}" if cohort.size is not None else f"{number(100 * (cohort.rate or 0))}%"
     return f"{amount} in a round" + (" on average (Poisson)" if cohort.sampling == "poisson" else "")
 
 
@@ -205,15 +205,24 @@ def _adversary(scenario: sc.Scenario) -> str:
     if rounds == "all":
         when = "of every round"
     else:
-        when = f"of the first {count(rounds, 'round')}" if isinstance(rounds, int) else f"of rounds {_listed(rounds)}"
+        first = "of the first round" if rounds == 1 else f"of the first {rounds} rounds"
+        when = first if isinstance(rounds, int) else f"of {_numbered('round', rounds)}"
     if scenario.defence.secure_aggregation:
         return f"the model and the sum {when}; of everything else the norm only"
     if clients == "all":
         who = "of every client"
     else:
-        who = f"of {count(clients, 'client')} a round" if isinstance(clients, int) else f"of clients {_listed(clients)}"
+        who = (
+            f"of {count(clients, 'client')} a round"
+            if isinstance(clients, int)
+            else f"of {_numbered('client', clients)}"
+        )
     return f"the tensors {when}, {who}; of everything else the norm only"
 
 
-def _listed(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values[:12])) + (f" and {len(values) - 12} more" if len(values) > 12 else "")
+def _numbered(noun: str, values: tuple[int, ...]) -> str:
+    return (
+        f"{noun}{'' if len(values) == 1 else 's'} "
+        + ", ".join(map(str, values[:12]))
+        + (f" and {len(values) - 12} more" if len(values) > 12 else "")
+    )

@@ -32,9 +32,16 @@ CLAIM = PrivacyClaim(
 
 def test_the_sentence_never_shows_epsilon_alone_and_rounds_up() -> None:
     sentence = CLAIM.sentence()
-    for part in ("ε ≤ 1.829", "δ = 1e-05", "example", "add/remove", "the server", "PLD", "poisson", "1000 times"):
+    for part in ("ε ≤ 1.829", "δ = 1e-05", "example", "add/remove", "the server", "PLD", "Poisson", "1,000 times"):
         assert part in sentence
     assert sentence.count("\n") == 0
+    assert "takes part most often" not in sentence
+
+
+def test_the_sentence_says_what_a_client_is_counted_for() -> None:
+    """Forty rounds and 'composed 6 times' look like a mistake without it."""
+    claim = dataclasses.replace(CLAIM, unit="client", sampling="none", sample_rate=1.0, compositions=6)
+    assert "composed 6 times (the rounds of the client that takes part most often)" in claim.sentence()
 
 
 @settings(derandomize=True)

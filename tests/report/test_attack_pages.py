@@ -196,9 +196,9 @@ def test_labels_alone(attacked: Path, tmp_path: Path) -> None:
     document["observations"][0] |= {"label_counts": counts.tolist(), "loss": None}
     path.write_text(json.dumps(document))
     section = attack_pages(read_run_files(run))[-1]
-    assert "It found labels only, and 88% of the labels of 8 pictures" in str(section.blocks[1])
+    assert "It counts labels only, and 88% of the labels of 8 pictures" in str(section.blocks[1])
     by_update, labels = (block for block in section.blocks if isinstance(block, Table))
-    assert by_update.columns == ("update", "originals", "found", "right", "exact", "labels right")
+    assert by_update.columns == ("update", "originals", "labels right")  # nothing else was looked for
     assert labels.columns[1] == "class 0"
     assert [cell for cell in labels.rows[0] if "really" in str(cell)] == ["2, really 1", "0, really 1"]
 

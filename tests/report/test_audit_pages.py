@@ -250,7 +250,7 @@ def test_the_density_says_how_much_of_it_the_claim_allows() -> None:
     for claim, share in ((far, "99"), (near, "0")):
         drawing = density_figure("audit-1", claim, counts)
         assert drawing is not None
-        assert re.search(rf" {share}[\d.]*(?:\s%)? of it lies in the shaded region", drawing.caption), drawing.caption
+        assert re.search(rf" {share}[\d.]*%? of it lies in the shaded region", drawing.caption), drawing.caption
     assert density_figure("audit-1", far, None) is None
     assert density_figure("audit-1", far, Counts(tp=0, fp=1, tn=3, fn=0)) is None
 
@@ -268,9 +268,9 @@ def test_successes_are_beside_their_bounds(sections: tuple[Section, ...], audits
     rows = {str(row[0]): [str(cell).replace("\N{NO-BREAK SPACE}", " ") for cell in row[1:]] for row in table.rows}
     epsilon = 0.5
     allowed = (math.expm1(epsilon) + 2e-5) / (math.exp(epsilon) + 1)
-    assert rows["membership advantage, TPR − FPR"][:2] == [f"{math.ceil(1000 * allowed) / 10:.1f} %", "100.0 %"]
-    assert rows["TPR at FPR 1 %"][0] == f"{math.ceil(1000 * (math.exp(epsilon) * 0.01 + 1e-5)) / 10:.1f} %"
-    assert rows["TPR at FPR 0.1 %"][1] == "–"  # too few trials to tell
+    assert rows["membership advantage, TPR − FPR"][:2] == [f"{math.ceil(1000 * allowed) / 10:.1f}%", "100.0%"]
+    assert rows["TPR at FPR 1%"][0] == f"{math.ceil(1000 * (math.exp(epsilon) * 0.01 + 1e-5)) / 10:.1f}%"
+    assert rows["TPR at FPR 0.1%"][1] == "–"  # too few trials to tell
     names = " ".join(rows)
     assert all(word in names for word in ("accuracy", "attribute", "reconstruction"))
 

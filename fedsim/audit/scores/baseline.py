@@ -62,7 +62,7 @@ def stranger(
     elif granted is not None:
         parts = []  # nothing is known about rows with these labels
     return Baseline(
-        guess=f"{what} of {len(public)} public rows" + (" with the same label" if by_label else ""),
+        guess=f"{what} of {len(public):,} public rows" + (" with the same label" if by_label else ""),
         success=Share(sum(guessed), len(guessed)),
         metrics=mean_metrics(list(metrics.values()), len(truth), metric_names(stick, truth)),
         blind=_easiest(parts, stick.distance, eta, stick.doubled),

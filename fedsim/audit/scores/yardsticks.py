@@ -88,7 +88,7 @@ def _value_range(knowledge: Knowledge, known: Sequence[Tensor]) -> tuple[Tensor,
 
 def _picture_yardstick(prepare: Callable[[Tensor], Tensor]) -> Yardstick:
     return Yardstick(
-        within="root mean square error at most {eta:g} of the value range ({decibels:.0f} dB or better)",
+        within="root mean square error at most {eta:g} of the value range, {decibels:.0f} dB or better",
         prepare=prepare,
         distance=_rms,
         exact=_same_picture,
