@@ -320,6 +320,17 @@ def test_without_amplification_the_epsilon_is_that_of_rate_one() -> None:
         lambda: bounds.rero_tight(1, 0.5),
         lambda: bounds.rero(1, 0.1, delta=-0.1, adjacency="replace"),
         lambda: bounds.rero_dpsgd(1, 2.0, 10, 0.1),
+        lambda: bounds.rero_dpsgd(1, 0.1, -1, 0.1),
+        lambda: bounds.rero_dpsgd(1, 0.1, 1.5, 0.1),  # type: ignore[arg-type]
+        lambda: bounds.rero_gaussian(1, 2),
+        lambda: bounds.rero_gaussian(-1, 0.5),
+        lambda: bounds.rero_wpes(1, 0),
+        lambda: bounds.kappa_uniform(0),
+        lambda: bounds.membership_advantage("1", 0),  # type: ignore[arg-type]
+        lambda: bounds.attribute_advantage(1, None, [0.5, 0.5]),  # type: ignore[arg-type]
+        lambda: bounds.attribute_advantage(1, 0, ["a", "b"]),  # type: ignore[list-item]
+        lambda: bounds.approximate_dp(1, 1.5),
+        lambda: bounds.sampled_gaussian(1, 0.1, -3),
         lambda: bounds.urero_prior(1, [0.5, 0.6]),
         lambda: bounds.kappa(torch.zeros(0, 2), _apart, 0.1),
     ],

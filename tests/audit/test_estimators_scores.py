@@ -111,6 +111,10 @@ def test_one_shot_with_and_without_the_null_that_is_known() -> None:
         (lambda: e.epsilon_point(0, 0, 10, 10, 1.0), "delta"),
         (lambda: e.epsilon_point(0, 0, 10, 10, -1e-9), "delta"),
         (lambda: e.epsilon_point(0, 0, 10, 10, math.nan), "delta"),
+        (lambda: e.epsilon_point(0, 0, 10, 10, None), "delta"),  # type: ignore[arg-type]
+        (lambda: e.epsilon_clopper_pearson(0, 0, 10, 10, 1e-5, "95%"), "confidence"),  # type: ignore[arg-type]
+        (lambda: e.epsilon_gaussian(["a", "b", "c"], [0.0, 1.0, 2.0], 1e-5), "scores_in"),  # type: ignore[list-item]
+        (lambda: e.epsilon_per_step([1, 2, 3], [0, 1, 2], "0.1", 10, 1e-5), "sample_rate"),  # type: ignore[arg-type]
         (lambda: e.epsilon_clopper_pearson(0, 0, 10, 10, 1e-5, 1.0), "confidence"),
         (lambda: e.epsilon_clopper_pearson(0, 0, 10, 10, 1e-5, 95), "confidence"),
         (lambda: e.epsilon_bayesian(1, 1, 1, 1, 1e-5, 0.0), "credibility"),

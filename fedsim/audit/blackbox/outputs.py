@@ -123,17 +123,22 @@ def _numeric(
         [
             lengths.astype(np.float64),
             *(np.asarray(mask.sum(1), dtype=np.float64) for mask in (nan, high, low)),
-            np.abs(rows).sum(1),
-            np.sqrt((rows**2).sum(1)),
+            _total(np.abs(rows)),
+            np.sqrt(_total(rows**2)),
             *(_where_any(extreme, lengths) for extreme in _extremes(rows, there)),
             (_coarse(rows) & there).sum(1).astype(np.float64),
             ((rows == np.round(rows)) & there).sum(1).astype(np.float64),
-            rows.sum(1),
+            _total(rows),
         ],
         axis=1,
     )
     kept = rows if width is None else rows[:, :width]
     return Outputs(kept, summary, prints, words)
+
+
+def _total(rows: Floats) -> Floats:
+    """The sum of each row, term by term: numpy's own order of adding, hence its rounding, depends on the width."""
+    return rows.cumsum(1)[:, -1] if rows.shape[1] else np.zeros(len(rows))
 
 
 def _extremes(rows: Floats, there: NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -33,8 +33,10 @@ class Lens:
     @classmethod
     def for_outputs(cls, first: Outputs, second: Outputs) -> Lens | None:
         """None where all numbers can be kept."""
-        if first.values.shape[1] <= _WIDE or not len(first) or not len(second):
+        width = max(first.values.shape[1], second.values.shape[1])
+        if width <= _WIDE or not len(first) or not len(second):
             return None
+        first, second = first.widened(width), second.widened(width)  # outputs may be of any length
         places = telling(first.values, second.values, _WIDE)
         shift = first.values.mean(0) - second.values.mean(0)
         return cls(np.array(places), shift / (np.linalg.norm(shift) or 1.0))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.estimate import Selection
+from fedsim.audit.limits.ranges import within
 from fedsim.errors import AuditError
 
 Floats = NDArray[np.float64]
@@ -37,7 +38,7 @@ def confusion(fp: int, fn: int, negatives: int, positives: int) -> tuple[int, in
 
 def checked_delta(delta: float, *, positive: bool = False) -> float:
     """0 ≤ δ < 1; positive where the model has no finite ε at 0."""
-    if not 0 <= delta < 1:
+    if not within(delta, 0, 1) or delta == 1:
         raise AuditError(f"delta is {delta!r}; it must be at least 0 and below 1, 1e-5 is usual")
     if positive and delta == 0:
         raise AuditError("delta is 0; Gaussian noise has no finite epsilon there, so name one above 0, such as 1e-5")
@@ -46,14 +47,17 @@ def checked_delta(delta: float, *, positive: bool = False) -> float:
 
 def error_of(confidence: float, selection: Selection, name: str = "confidence") -> float:
     """The error probability that one choice of threshold is given."""
-    if not 0 < confidence < 1:
+    if not within(confidence, 0, 1) or confidence in (0, 1):
         raise AuditError(f"{name} is {confidence!r}; it must lie between 0 and 1, 0.95 is usual")
     return selection.share(1 - confidence)
 
 
 def scores(name: str, values: Scores, least: int = 3) -> Floats:
     """Finite scores, (n,), enough of them to say something about their spread."""
-    array = np.asarray(values, dtype=np.float64)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise AuditError(f"{name} is no list of numbers; give one score for each trial") from None
     if array.ndim != 1 or len(array) < least:
         raise AuditError(f"{name} has the shape {array.shape}; it must be one row of at least {least} scores")
     if not np.isfinite(array).all():

@@ -12,6 +12,7 @@ from fedsim.audit.estimate import Estimate, Fixed, Selection
 from fedsim.audit.estimation.arguments import Scores, checked_delta, count, error_of, scores
 from fedsim.audit.estimation.counts import threshold_note, upper_rates
 from fedsim.audit.estimation.gaussian import gaussian_fit, mu_of_rates
+from fedsim.audit.limits.ranges import within
 from fedsim.errors import AuditError
 from fedsim.privacy.accounting import Mechanism, account
 from fedsim.privacy.loss import FINE, Grid
@@ -48,7 +49,7 @@ def epsilon_per_step(
     P[lower ≤ ε] ≥ confidence if every step is such a release with the same σ.
     """
     delta, steps = checked_delta(delta, positive=True), count("steps", steps, least=1)
-    if not 0 < sample_rate <= 1:
+    if not within(sample_rate, 0, 1) or sample_rate == 0:
         raise AuditError(f"sample_rate is {sample_rate!r}; it must be above 0 and at most 1")
     error = error_of(confidence, selection if method == "clopper-pearson" else Fixed())
     rate, for_scores, rate_note = sample_rate, error, f"the sampling rate is {sample_rate:g}, as claimed (not tested)"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim.audit.limits.ranges import checked_whole
 from fedsim.errors import PrivacyError
 
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -66,6 +67,7 @@ def _mass(right: Tensor, weights: Tensor | None) -> float:
 
 def kappa_uniform(m: int) -> Kappa:
     """κ_0 of m equally likely records: 1/m."""
+    m = checked_whole("m", m, 1)
     return Kappa(1 / m, 1 / m, m)
 
 

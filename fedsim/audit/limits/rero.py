@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from fedsim.audit.limits.ranges import checked, checked_prior, growth
+from fedsim.audit.limits.ranges import checked, checked_prior, checked_share, checked_whole, growth, within
 from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Mechanism
 from fedsim.privacy.claim import Adjacency
@@ -54,7 +54,7 @@ def rero_tight(epsilon: float, m: float) -> float:
 
     For any other prior and any η it is a bound with m = 1/κ (which need not be a whole number).
     """
-    if not m >= 1:
+    if not within(m, 1, math.inf):
         raise PrivacyError(f"m is {m!r}, it must be at least 1: the number of equally likely records")
     checked(epsilon, 1 / m)
     return 1 / (1 + (m - 1) * math.exp(-epsilon))
@@ -74,7 +74,8 @@ def rero(epsilon: float, kappa: float, *, delta: float = 0.0, adjacency: Adjacen
 
 def rero_wpes(epsilon: float, m: int) -> float:
     """As printed by Guerra-Balboa et al. (WPES 2024) for m equally likely records, replace-one: true, not tight."""
-    checked(epsilon, 1 / m)
+    m = checked_whole("m", m, 1)
+    checked(epsilon)
     return min(rero_balle(epsilon, 1 / m), (1 + (m - 1) * math.tanh(epsilon / 2)) / m)
 
 
@@ -86,6 +87,7 @@ def rero_dpsgd(noise_multiplier: float, sample_rate: float, steps: int, kappa: f
     is never above `rero` of any one (ε, δ) of it. Without sampling it is Φ(Φ⁻¹(κ) + √steps / σ).
     """
     checked(0.0, kappa)
+    steps = checked_whole("steps", steps, 0)
     Mechanism("gaussian", noise_multiplier, "add/remove", "poisson", sample_rate)  # refuses what makes no sense
     if steps == 0 or kappa in (0.0, 1.0):
         return kappa
@@ -108,7 +110,9 @@ def _profile(release: Release, steps: int, grid: Grid) -> tuple[Floats, Floats]:
 
 def rero_gaussian(mu: float, kappa: float) -> float:
     """Φ(Φ⁻¹(κ) + μ), for μ-GDP, which the Gaussian mechanism is under either adjacency (μ = sensitivity / σ)."""
-    return float(ndtr(ndtri(kappa) + mu))
+    if not within(mu, 0, math.inf):
+        raise PrivacyError(f"mu is {mu!r}, it must be at least 0")
+    return float(ndtr(ndtri(checked_share("kappa", kappa)) + mu))
 
 
 # --- advantage: U-ReRo ----------------------------------------------------------------------------------------------

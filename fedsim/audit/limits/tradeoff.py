@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from fedsim.audit.limits.ranges import checked, checked_whole, within
 from fedsim.errors import PrivacyError
 from fedsim.privacy.accounting import Mechanism
 from fedsim.privacy.loss import COARSE, Floats, Grid, Release, _compose, _tails
@@ -25,15 +26,14 @@ _LINES = 400  # of the envelope of a composed curve; fewer lie below it, which i
 
 def approximate_dp(epsilon: float, delta: float) -> Curve:
     """f(x) = max{0, 1 − δ − e^ε x, e^−ε (1 − δ − x)} (Wasserman & Zhou 2010; Dong et al., Proposition 2.5)."""
-    if not epsilon >= 0 or not 0 <= delta <= 1:
-        raise PrivacyError(f"epsilon is {epsilon!r} and delta {delta!r}; they must be at least 0, and delta at most 1")
+    checked(epsilon, 0.0, delta)
     growth, decay = math.exp(min(epsilon, _LARGEST)), math.exp(-epsilon)
     return lambda x: max(0.0, 1 - delta - growth * x, decay * (1 - delta - x))
 
 
 def gaussian(mu: float) -> Curve:
     """G_μ(x) = Φ(Φ⁻¹(1 − x) − μ): N(0, 1) against N(μ, 1) (Dong et al., Definition 2.6)."""
-    if not mu >= 0:
+    if not within(mu, 0, math.inf):
         raise PrivacyError(f"mu is {mu!r}; it must be at least 0")
     return lambda x: float(ndtr(-ndtri(x) - mu))
 
@@ -58,6 +58,7 @@ def sampled_gaussian(noise_multiplier: float, sample_rate: float, steps: int, *,
 
     It never lies above the true curve, so that whatever refutes it has refuted the truth as well.
     """
+    steps = checked_whole("steps", steps, 0)
     Mechanism("gaussian", noise_multiplier, "add/remove", "poisson", sample_rate)  # refuses what makes no sense
     if noise_multiplier == 0 or steps == 0:
         return lambda x: 0.0 if steps else 1 - x
