@@ -25,6 +25,7 @@ from fedsim.audit.mechanism import Subject, audit_mechanism
 from fedsim.audit.mechanisms import included
 from fedsim.audit.verdict import Claim
 from fedsim.audit.zoo import zoo
+from fedsim.privacy.rounding import rounded_down
 
 Lines = Iterator[str]
 PAIR = [(np.ones(1), np.zeros(1))]
@@ -97,8 +98,8 @@ def broken(quick: bool) -> Lines:
         left += good.status == "consistent"
         claim = f"ε = {bad.claim.epsilon:.3g}, δ = {bad.claim.delta:g}"
         yield (
-            f"| {name}: {one.story} | {claim} | {bad.status}, ε ≥ {bad.lower:.2f} | {bad.p_value:.0e} |"
-            f" {bad.trials:,} | {good.status}, ε ≥ {good.lower:.2f} | {good.trials:,} |"
+            f"| {name}: {one.story} | {claim} | {bad.status}, ε ≥ {rounded_down(bad.lower, 2)} | {bad.p_value:.0e} |"
+            f" {bad.trials:,} | {good.status}, ε ≥ {rounded_down(good.lower, 2)} | {good.trials:,} |"
         )
     yield f"\n{found} found violated, {left} twins consistent, of {len(everything)}."
 
@@ -114,10 +115,10 @@ def mechanisms(quick: bool) -> Lines:
         verdict = audit_mechanism(subject)
         stated = verdict.claim
         claim = f"ε = {stated.epsilon:.3f}, δ = {stated.delta:g}, {stated.adjacency} one {stated.unit}"
-        model = next((f"{line.lower:.2f}" for line in verdict.estimates if line.tier == "B"), "–")
+        model = next((rounded_down(line.lower, 2) for line in verdict.estimates if line.tier == "B"), "–")
         exact = "–" if subject.exact_epsilon is None else f"{subject.exact_epsilon:.3f}"
         yield (
-            f"| {name} | {claim} | {exact} | {verdict.status} | ε ≥ {verdict.lower:.2f} | {model} |"
+            f"| {name} | {claim} | {exact} | {verdict.status} | ε ≥ {rounded_down(verdict.lower, 2)} | {model} |"
             f" {verdict.trials:,} | {verdict.gap.sentence()} |"
         )
 
