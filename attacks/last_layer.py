@@ -127,7 +127,7 @@ class NoiseOutputs:
     variance: Tensor
     """(classes,) of the softmax of one input, within a group."""
     features: Tensor
-    """(groups, n, width) the inputs of the last layer, at the weights that were sent."""
+    """(groups, n, width) the inputs of the last layer."""
 
 
 def noise_outputs(observation: Observation, knowledge: Knowledge, last: Layer) -> NoiseOutputs:
@@ -143,14 +143,17 @@ def noise_outputs(observation: Observation, knowledge: Knowledge, last: Layer) -
     )
     softmax = torch.zeros(len(groups), knowledge.classes, dtype=torch.float64)
     variance = torch.zeros_like(softmax)
-    for way, weight in way_points(observation):
+    ways = way_points(observation)
+    for way, weight in ways:
         weights = weights_on_way(observation, way)
         for number, inputs in enumerate(groups):
             with torch.no_grad():
                 each = functional_call(model, weights, (inputs,)).flatten(0, -2).double().softmax(-1)
             softmax[number] += weight * each.mean(0)
             variance[number] += weight * each.var(0)
-    return NoiseOutputs(softmax, variance.mean(0), torch.stack(seen[: len(groups)]))
+    features = torch.stack(seen).unflatten(0, (len(ways), -1))
+    shares = features.new_tensor([weight for _, weight in ways])
+    return NoiseOutputs(softmax, variance.mean(0), torch.tensordot(shares, features, dims=1))
 
 
 def way_points(observation: Observation) -> tuple[tuple[float, float], ...]:

@@ -213,6 +213,18 @@ def test_local_epochs(name: str, work: LocalWork) -> None:
     assert errors <= 0.05 * 60
 
 
+def test_local_epochs_without_a_bias() -> None:
+    """By the formula of Dimitrov et al. 2022, section 4.3."""
+    each, errors = data("digits"), 0
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10, bias=False))
+    work = LocalWork("fedavg", batch_size=5, epochs=10, learning_rate=0.05)
+    for seed in range(3):
+        rows = some_rows(each, 20, seed)
+        errors += wrong(count_labels(update_of(model, each, rows, work), knowledge_of(each)), truth(each, rows))
+    assert errors <= 3
+
+
 def test_momentum_counts_early_steps_more() -> None:
     work = LocalWork("fedavg", batch_size=1, momentum=0.5)
     observation = Observation(zoo("logistic"), {}, "update", work, examples=3)
