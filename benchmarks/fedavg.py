@@ -154,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["cost", "labels", "photographs"])
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--first", type=int, default=0, help="the first client of the table")
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--surrogate", type=int, default=300, help="of the table's common start; 0: noise")
     parser.add_argument(
@@ -174,7 +175,12 @@ def main() -> None:
         "labels": lambda: label_errors(chosen.clients),
         "photographs": lambda: photographs(chosen.iterations),
         "table": lambda: table(
-            chosen.clients, chosen.iterations, chosen.surrogate, settings, chosen.data, chosen.weights
+            range(chosen.first, chosen.first + chosen.clients),
+            chosen.iterations,
+            chosen.surrogate,
+            settings,
+            chosen.data,
+            chosen.weights,
         ),
         "order": lambda: order(chosen.clients, chosen.iterations),
         "defences": lambda: defences(chosen.folder, chosen.iterations),
