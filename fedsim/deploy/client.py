@@ -13,7 +13,7 @@ import logging
 import time
 from pathlib import Path
 
-from fedsim.deploy.clientapp import write_launcher
+from fedsim.deploy.clientapp import write_launchers
 from fedsim.deploy.encoding import write_encoded
 from fedsim.deploy.layout import Client, replace_file
 from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
@@ -60,7 +60,7 @@ def join(
 def _run(client: Client) -> tuple[str, int]:
     """Run the processes until one ends: its name and exit code."""
     client.flower.mkdir(mode=0o700, exist_ok=True)
-    with together(environment(client.flower, write_launcher(client.path / "bin"))) as processes:
+    with together(environment(client.flower, write_launchers(client.path / "bin"))) as processes:
         processes.start(Program("SuperNode", supernode_command(client), client.path))
         try:
             processes.wait_for(lambda: listens("127.0.0.1", client.runtime_port), SECONDS, "SuperNode")

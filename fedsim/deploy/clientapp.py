@@ -3,7 +3,8 @@
 
 Flower installs the bundle that the SuperLink delivers, puts its folder first on Python's path, and imports the
 ClientApp that it names. So whoever controls the SuperLink could run code on every client. Here the bundle is not even
-opened: whatever it holds, the ClientApp is that of the fedsim which is installed on this machine.
+opened: whatever it holds, the ClientApp is that of the fedsim which is installed on this machine. And for another kind
+of app (an AgentApp, say) Flower starts another program, which would do the same: on a client all of them are this one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
 REPLACED = ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn")
 
 
-def write_launcher(folder: Path) -> Path:
-    """A program called flwr-clientapp that runs `main`, in a folder that goes first on the path of the SuperExec."""
+def write_launchers(folder: Path) -> Path:
+    """A program of each name that a SuperExec starts, in a folder that goes first on its path; the folder.
+
+    All of them run `main`: one that only refused would leave its message unanswered, and the SuperNode waiting.
+    """
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
     folder.mkdir(mode=0o700, exist_ok=True)
-    launcher = folder / "flwr-clientapp"
-    launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m fedsim.deploy.clientapp "$@"\n')
-    launcher.chmod(0o700)
+    for name in TASK_TYPE_TO_COMMAND.values():
+        launcher = folder / name
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m fedsim.deploy.clientapp "$@"\n')
+        launcher.chmod(0o700)
     return folder
 
 

@@ -164,6 +164,20 @@ def _received(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["direction"] == "received"]
 
 
+def test_a_server_cannot_run_its_own_code_on_a_client(federation: Federation, tmp_path: Path) -> None:
+    """By a kind of app for which Flower starts another program than for a ClientApp; on the server itself it runs."""
+    script = Path(__file__).with_name("hostile_server.py")
+    net = federation.net
+    done = net.run("server", [sys.executable, str(script), str(federation.folder), str(tmp_path)], 400)
+    ran = {path.name for path in tmp_path.iterdir()}
+    spaces = {name: net.run(name, ["readlink", "/proc/self/ns/net"]).stdout for name in net.addresses}
+    assert {name for name, space in spaces.items() if space.strip("net:[]\n") in ran} == {"server"}, (
+        done.stdout + done.stderr
+    )
+    # What has answered is fedsim's own ClientApp, which says its number; without an answer a SuperNode waits for ever.
+    assert (tmp_path / "replies").read_text().count("'partition-id'") == 3
+
+
 def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:
     server = federation.fedsim("deploy", "doctor", str(federation.folder))
     assert server.returncode == 0, server.stdout

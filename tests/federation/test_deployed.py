@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,9 +22,10 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.cli.config_utils import validate_config
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
 import fedsim
-from fedsim.deploy.clientapp import REPLACED, take_no_code
+from fedsim.deploy.clientapp import REPLACED, take_no_code, write_launchers
 from fedsim.deploy.processes import environment
 from fedsim.errors import DeployError, FedsimError, PolicyError, RunError
 from fedsim.federation import deployed
@@ -148,7 +150,7 @@ def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("own.csv", {"source": "text", "path": "x.txt", "length": 2}, "ask for csv"),
+        ("own.csv", {"source": "text", "path": "x.txt"}, "ask for csv"),
         ("own.csv", {"source": "csv", "path": "x.csv", "target": "y"}, "public_encoding"),
         ("own.npz", {"source": "csv", "path": "x.csv", "target": "y"}, "ask for npz"),
     ],
@@ -169,6 +171,15 @@ def test_a_client_with_safeguards_is_never_simulated(monkeypatch: pytest.MonkeyP
     assert Safeguards.of(Context(1, 2, node, RecordDict(), {})) is None
     assert Safeguards.of(Context(1, 2, {**node, "ledger": "l"}, RecordDict(), {})) is not None
     assert "FEDSIM_SIMULATED" not in environment(Path("home"))
+
+
+def test_whatever_program_flower_starts_on_a_client_is_fedsims(tmp_path: Path) -> None:
+    """For another kind of app it starts another one, which would install and import the server's bundle."""
+    path = environment(tmp_path, write_launchers(tmp_path / "bin"))["PATH"]
+    assert "flwr-agentapp" in TASK_TYPE_TO_COMMAND.values()
+    for name in TASK_TYPE_TO_COMMAND.values():
+        assert shutil.which(name, path=path) == str(tmp_path / "bin" / name)
+        assert " -I -m fedsim.deploy.clientapp " in (tmp_path / "bin" / name).read_text()
 
 
 def test_a_clients_process_reports_itself_before_it_imports_what_takes_long() -> None:
