@@ -71,7 +71,7 @@ def train_cohort(
     kernel = _kernel_for(task)
     if work.example_dp is not None:
         _check_separate(kernel)
-    if kernel.trial.reason is not None or any(each.add_noise for each in randomness):
+    if any(each.add_noise for each in randomness) or kernel.trial.reason is not None:
         for client in clients:
             train_one(task, client, result)
         return result
@@ -116,14 +116,18 @@ class _Kernel:
     def __init__(self, task: Task) -> None:
         self.signature = _signature(task)
         self._example = Task(copy.deepcopy(task.model), task.layout, task.start, task.x[:6], task.y[:6], task.work)
-        reason = expressible(task.model)
-        self.trial = trial(self._example) if reason is None else Trial(reason)
-        self._packable = reason is None and task.layout.size >= _PACKED and packable(task.model)
+        self._reason = expressible(task.model)
+        self._packable = self._reason is None and task.layout.size >= _PACKED and packable(task.model)
         self._idle: list[ReplicaModel] = []
 
     def packs(self, work: LocalWork) -> bool:
         """Whether batches are packed: Poisson batches, of a model that is large enough for products of its own."""
         return self._packable and work.example_dp is not None and work.example_dp.batches == "poisson"
+
+    @cached_property
+    def trial(self) -> Trial:
+        """Whether it can be trained as replicas, and what that takes."""
+        return trial(self._example) if self._reason is None else Trial(self._reason)
 
     @cached_property
     def mixing(self) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,12 +80,15 @@ def mixes_examples(task: Task) -> str | None:
     """By what the examples of a batch influence each other, so that none has a gradient of its own; None: they do not.
 
     BatchNorm is found by its name, anything else by trying, in training mode but without dropout, whether the outputs
-    of an example depend on its company; with perturbed weights and inputs, as in a trial.
+    of an example depend on its company. With random inputs and the model's own weights, perturbed: a model that mixes
+    is refused, and with the client's rows, or with weights that a server has sent, the refusal could tell of the rows
+    (by weights for which rounding in batches of different sizes shows, or not, as a row decides).
     """
     for name, module in task.model.named_modules():
         if isinstance(module, _BatchNorm):
             return f"layer '{name}' ({type(module).__name__})"
-    model, inputs = _loaded(task, _perturbed(task, 1)).train(), _inputs(task)
+    task = replace(task, start=task.layout.flatten(task.model.state_dict()), x=_random_rows(task))
+    model, inputs = _loaded(task, _perturbed(task, 1)).train(), task.x
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.eval()
@@ -93,6 +96,15 @@ def mixes_examples(task: Task) -> str | None:
     many = inputs.repeat(-(-_MANY // len(inputs)), *(1 for _ in inputs.shape[1:]))
     crowds = (_outputs(model, task, inputs), _outputs(model, task, many)[: len(inputs)])
     return None if all(_same(crowd, alone) for crowd in crowds) else "the model's forward pass"
+
+
+def _random_rows(task: Task) -> Tensor:
+    """A few inputs of the shape and type of the data, in which nothing of it shows."""
+    rng, shape = torch.Generator().manual_seed(0), (2 * _WIDTH, *task.x.shape[1:])
+    if task.x.is_floating_point():
+        return torch.randn(shape, generator=rng)
+    tables = [module.num_embeddings for module in task.model.modules() if isinstance(module, nn.Embedding)]
+    return torch.randint(min(tables, default=2), shape, generator=rng)
 
 
 def _inputs(task: Task) -> Tensor:

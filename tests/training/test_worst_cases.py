@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -164,3 +165,27 @@ def test_a_model_that_mixes_examples_is_refused_under_a_claim(training_only: boo
     assert expressible(model) is None
     with pytest.raises(ModelError, match="influence each other"):
         run(model, x, torch.arange(12) % 3, WORK)
+
+
+def test_weights_of_a_server_cannot_make_a_refusal_tell_of_a_row() -> None:
+    """Large weights that cancel: whether rounding in a batch shows depends on the sign of a number of a row.
+
+    The weights are made so that those which a trial perturbs by its known numbers are these.
+    """
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    layout, rng = layout_of(model), torch.Generator().manual_seed(3)
+    first, last = 1e-4 * torch.randn(64, 20, generator=rng), torch.randn(2, 64, generator=rng)
+    first[:, 5], last = 256.0, 256 * (last - last.mean(1, keepdim=True)) / last.abs().max()
+    wanted, noise = {"0.weight": first, "2.weight": last}, torch.Generator().manual_seed(1)
+    start = {}
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        drawn, target = torch.randn(shape, generator=noise), wanted.get(name, torch.zeros(shape))
+        start[name] = target
+        for _ in range(100):
+            start[name] = target - (0.3 * start[name].square().mean().sqrt() + 0.02) * drawn
+    x, y = torch.randn(60, 20, generator=rng), torch.arange(60) % 2
+    x[:, 5] = -3
+    for row in (-3.0, 3.0):
+        x[0, 5] = row
+        randomness = [ClientRandomness(0, 1, 0)]
+        train_cohort(copy.deepcopy(model), layout.flatten(start), x, y, [np.arange(60)], WORK, randomness)
