@@ -67,6 +67,8 @@ class Policy(Section):
     public_encoding: bool = False
     """true: the owner declares that the ranges and categories of its table's columns, or the vocabulary of its texts,
     are public. They are taken from its own rows, and no noise covers that. Without it only npz and images are read."""
+    smallest_text: int = Field(32, ge=2)
+    """Tokens in an example of a text, at least: the server says where a text is cut, and each piece is an example."""
     count_noise_of_others: bool = False
     """Under secure aggregation clients share the noise. false: only this client's own share counts, because nothing
     proves that the others are there. true: the owner trusts the cohort, and the noise of the whole sum counts."""
@@ -145,6 +147,8 @@ def _scenario_problems(policy: Policy, scenario: Scenario) -> Iterator[str]:
         yield f"model {scenario.model.name} is not among {', '.join(policy.models)}; ask for one of them"
     if scenario.strategy.name not in policy.strategies:
         yield f"strategy {scenario.strategy.name} is not among {', '.join(policy.strategies)}; ask for one of them"
+    if (length := getattr(scenario.data, "length", policy.smallest_text)) < policy.smallest_text:
+        yield f"data.length is {length}, at least {policy.smallest_text} tokens of a text are an example"
 
 
 def check_request(policy: Policy, scenario: Scenario, request: Request) -> None:
@@ -192,17 +196,24 @@ def _problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[
 
 
 def _work_problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:
-    client, rows = scenario.client, max(request.examples, 1)
+    """Where how many examples there are is kept from the server, it must not show in a refusal either.
+
+    Then whatever takes part is taken to hold as many as it must hold at least.
+    """
+    client, secret = scenario.client, policy.unit == "client"
+    rows = max(policy.smallest_examples if secret else request.examples, 1)
     batch = min(client.batch_size or rows, rows)
     if not batch >= min(policy.smallest_batch, rows):
         yield f"client.batch_size is {batch}, at least {policy.smallest_batch} is allowed"
     if scenario.strategy.name == "fedsgd":
         return
+    # A batch that is larger than all examples is all of them, an epoch.
     epochs = client.epochs if client.steps is None else math.ceil(client.steps * batch / rows)
     if not epochs <= policy.most_local_epochs:
         # How many epochs some steps are tells how many examples there are, and is not said.
         asked = f"client.epochs is {epochs}" if client.steps is None else f"client.steps {client.steps} are too many"
-        yield f"{asked}, at most {policy.most_local_epochs} epochs are allowed"
+        held = f" by a client with {rows} examples" if secret and client.steps is not None else ""
+        yield f"{asked}, at most {policy.most_local_epochs} epochs are allowed{held}"
 
 
 def _noise_problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[str]:

@@ -101,6 +101,7 @@ WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("model resnet8 is not among mlp", {"models": ("mlp",)}, {"model": {"name": "resnet8"}}, {}),
     ("strategy fedsgd is not among fedavg", {"strategies": ("fedavg",)}, {"strategy": {"name": "fedsgd"}}, {}),
     ("bytes, at most 1000", {"largest_message": 1000}, {}, {}),
+    ("data.length is 2", {}, {"data": {"source": "text", "path": "x.txt", "length": 2}}, {}),
 ]
 
 
@@ -112,6 +113,19 @@ def test_what_is_weaker_is_refused_with_a_reason(
         check_request(Policy(**policy), scenario(**asked), replace(REQUEST, **request_))
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("examples", [50, 51, 1000, 10**6])
+def test_a_refusal_does_not_tell_how_many_examples_a_client_keeps_to_itself(examples: int) -> None:
+    """A server could else find the number by asking for more and more steps, and no ledger would be charged."""
+    asked = {"defence": CLIENT, "client": {"batch_size": 10}}
+    request = replace(REQUEST, example_noise=None, client_noise=4.0, examples=examples)
+    allowed = scenario(**asked | {"client": {"batch_size": 10, "steps": 50}})
+    check_request(Policy(unit="client"), allowed, request)
+    with pytest.raises(
+        PolicyError, match="51 are too many, at most 10 epochs are allowed by a client with 50 examples"
+    ):
+        check_request(Policy(unit="client"), scenario(**asked | {"client": {"batch_size": 10, "steps": 51}}), request)
 
 
 def test_the_noise_of_others_counts_only_if_the_owner_says_so() -> None:
