@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsim.attacks.observation import Knowledge, Observation
 from fedsim.data import Dataset
 from fedsim.data.table import CategoricalColumn, TableEncoding
-from fedsim.errors import AttackError
+from fedsim.errors import AttackError, RunError
 from fedsim.federation.client import local_work
 from fedsim.federation.transcript import MessageLine, Transcript
 from fedsim.scenario import DefenceSection, Scenario
@@ -26,20 +26,23 @@ def observations(transcript: Transcript, scenario: Scenario, architecture: nn.Mo
         if line.direction == "sent":
             instructions[line.round] = line
         elif line.file is not None:
+            if line.round not in instructions:
+                raise RunError(
+                    f"{transcript.folder / 'messages.jsonl'} holds an update of round {line.round}, but not what was"
+                    " sent before it; run the scenario again"
+                )
             yield _observation(transcript, scenario, architecture, line, instructions[line.round])
 
 
 def _observation(
     transcript: Transcript, scenario: Scenario, architecture: nn.Module, line: MessageLine, sent: MessageLine
 ) -> Observation:
-    model = copy.deepcopy(architecture)
-    sent_weights = transcript.model(line.round, line.client)
-    model.load_state_dict(sent_weights, strict=False)  # integer counters of BatchNorm are not sent
-    if line.client is not None:
-        update, clients = transcript.update(line.round, line.client), 1
-    else:
-        clients = line.clients or 1
-        update = _average(transcript.sum(line.round), line, sent)
+    model = _with_weights(architecture, transcript, line)
+    update = transcript.sum(line.round) if line.client is None else transcript.update(line.round, line.client)
+    transcript.check(line, update)
+    clients = 1
+    if line.client is None:
+        clients, update = line.clients or 1, _average(update, line, sent)
     work = local_work(scenario, float(sent.config.get("example-noise-multiplier", 0.0)))
     config = sent.config
     if not scenario.adversary.knows.defence:  # then the client, and not the server, has chosen how it protects itself
@@ -55,6 +58,21 @@ def _observation(
         examples=line.examples,
         config=config,
     )
+
+
+def _with_weights(architecture: nn.Module, transcript: Transcript, line: MessageLine) -> nn.Module:
+    """A copy of the architecture with the weights that the sender of an update had been sent."""
+    weights = transcript.model(line.round, line.client)
+    for name, parameter in architecture.named_parameters():
+        if name not in weights or weights[name].shape != parameter.shape:
+            there = tuple(weights[name].shape) if name in weights else "missing"
+            raise RunError(
+                f"{transcript.folder} is that of another model than scenario.yaml names: {name} is {there} in place of"
+                f" {tuple(parameter.shape)}; restore scenario.yaml, or run the scenario again"
+            )
+    model = copy.deepcopy(architecture)
+    model.load_state_dict(weights, strict=False)  # integer counters of BatchNorm are not sent
+    return model
 
 
 def _average(total: dict[str, Tensor], line: MessageLine, sent: MessageLine) -> dict[str, Tensor]:

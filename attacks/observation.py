@@ -147,6 +147,11 @@ def check_observation(observation: Observation, knowledge: Knowledge) -> None:
             )
         if not torch.isfinite(observation.update[name]).all():
             raise AttackError(f"{where}: {name} holds NaN or infinity, so nothing can be reconstructed; leave it out")
+        if not torch.isfinite(observation.weights[name]).all():
+            raise AttackError(
+                f"{where}: {name} of the model that was sent holds NaN or infinity, so nothing can be reconstructed;"
+                " attack an earlier round"
+            )
     granted = knowledge.labels
     if (
         granted is not None

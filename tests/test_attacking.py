@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import fedsim
 from fedsim.attacking import attack_run
@@ -164,6 +164,41 @@ def damage_truth(path: Path) -> None:
     (path / "truth" / "round-00001.safetensors").write_bytes(b"short")
 
 
+def damage_tensors(path: Path) -> None:
+    file = path / "transcript" / "round-00001-received.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+def lose_tensor(path: Path) -> None:
+    file = path / "transcript" / "round-00001-received.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if name != "client-0/3.bias"}, file)
+
+
+def cut_tensors(path: Path) -> None:
+    (path / "transcript" / "round-00001-sent.safetensors").write_bytes(b"short")
+
+
+def damage_layout(path: Path) -> None:
+    (path / "transcript" / "layout.json").write_text('{"names": [], "shapes": []}')
+
+
+def damage_message(path: Path) -> None:
+    file = path / "transcript" / "messages.jsonl"
+    file.write_text(file.read_text().replace('"client": 0', '"client" 0'))
+
+
+def lose_instructions(path: Path) -> None:
+    file = path / "transcript" / "messages.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+
+
+def change_scenario(path: Path) -> None:
+    file = path / "scenario.yaml"
+    file.write_text(file.read_text().replace("source: digits", "source: mnist"))
+
+
 def block_folder(path: Path) -> None:
     shutil.rmtree(path / "attacks")
     (path / "attacks").write_text("in the way")
@@ -171,7 +206,18 @@ def block_folder(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [(damage_settings, "is damaged"), (damage_truth, "is damaged"), (block_folder, "is in the way")],
+    [
+        (damage_settings, "is damaged"),
+        (damage_truth, "is damaged"),
+        (damage_tensors, "does not have its SHA-256"),
+        (lose_tensor, "does not contain tensor client-0/3.bias"),
+        (cut_tensors, "is damaged"),
+        (damage_layout, "layout.json is damaged"),
+        (damage_message, "messages.jsonl is damaged (line 2"),
+        (lose_instructions, "holds an update of round 1, but not what was sent"),
+        (change_scenario, "another model than scenario.yaml names"),
+        (block_folder, "is in the way"),
+    ],
 )
 def test_a_damaged_run_is_one_sentence(
     attacked: Run, damage: Callable[[Path], None], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -180,7 +226,9 @@ def test_a_damaged_run_is_one_sentence(
     shutil.copytree(attacked.path, copy)
     damage(copy)
     assert main(["attack", str(copy), "--attack", "labels"]) == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
@@ -115,21 +115,33 @@ class Transcript:
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
         """The name and shape of each of the model's tensors, in the order of the flat vector."""
-        content = json.loads((self.folder / "layout.json").read_text())
-        return {name: torch.Size(shape) for name, shape in zip(content["names"], content["shapes"], strict=True)}
+        try:
+            content = json.loads((self.folder / "layout.json").read_text())
+            shapes = {name: torch.Size(shape) for name, shape in zip(content["names"], content["shapes"], strict=True)}
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._damaged("layout.json", error) from error
+        if not shapes:
+            raise self._damaged("layout.json", "it names no tensor")
+        return shapes
 
     def messages(self) -> Iterator[MessageLine]:
         """Every message so far, in order; a last line that is still being written is left out."""
         path = self.folder / "messages.jsonl"
         if path.is_file():
             with path.open() as lines:
-                yield from (MessageLine(**json.loads(line)) for line in lines if line.endswith("\n"))
+                for number, line in enumerate(lines, 1):
+                    if not line.endswith("\n"):
+                        break
+                    try:
+                        message = MessageLine(**json.loads(line))
+                    except (ValueError, TypeError) as error:
+                        raise self._damaged("messages.jsonl", f"line {number}: {error}") from error
+                    yield message
 
     def model(self, round_: int, client: int | None = None) -> dict[str, Tensor]:
         """The model that was sent in a round, to a client; without one (a sum), what all clients' were made from."""
-        file = self._file(round_, "sent")
-        own = f"client-{client}"
-        return self._tensors(file, own if client is not None and self._holds(file, own) else "model")
+        own = () if client is None else (f"client-{client}",)
+        return self._tensors(self._file(round_, "sent"), *own, "model")
 
     def update(self, round_: int, client: int) -> dict[str, Tensor]:
         """The update (or gradient) that a client sent in a round."""
@@ -144,11 +156,14 @@ class Transcript:
         checked = 0
         for line in self.messages():
             if line.file and line.sha256:
-                tensors = self._tensors(self._file(line.round, line.direction), key_of(line))
-                if sha256(torch.cat([tensor.flatten() for tensor in tensors.values()])) != line.sha256:
-                    raise RunError(f"{self.folder / line.file} is damaged: {key_of(line)} does not have its SHA-256")
+                self.check(line, self._tensors(self._file(line.round, line.direction), key_of(line)))
                 checked += 1
         return checked
+
+    def check(self, line: MessageLine, tensors: Mapping[str, Tensor]) -> None:
+        """RunError if the tensors of a message are not those that were written."""
+        if line.sha256 and sha256(torch.cat([tensor.flatten() for tensor in tensors.values()])) != line.sha256:
+            raise self._damaged(str(line.file), f"{key_of(line)} does not have its SHA-256")
 
     def _file(self, round_: int, direction: str) -> str:
         """The file of a round's tensors; if there is none, an error says why."""
@@ -162,16 +177,20 @@ class Transcript:
             )
         return file
 
-    def _holds(self, file: str, key: str) -> bool:
-        with safe_open(self.folder / file, framework="pt") as tensors:
-            return f"{key}/{next(iter(self.shapes))}" in tensors.keys()  # noqa: SIM118 - not a mapping
+    def _tensors(self, file: str, *keys: str) -> dict[str, Tensor]:
+        """The tensors of the first of the keys that the file holds."""
+        path, first = self.folder / file, next(iter(self.shapes))
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                held = [key for key in keys if f"{key}/{first}" in tensors.keys()]  # noqa: SIM118 - not a mapping
+                if held:
+                    return {name: tensors.get_tensor(f"{held[0]}/{name}") for name in self.shapes}
+        except SafetensorError as error:
+            raise self._damaged(file, error) from error
+        raise RunError(f"{path} does not hold {keys[-1]}; see adversary.keep_clients and defence.secure_aggregation")
 
-    def _tensors(self, file: str, key: str) -> dict[str, Tensor]:
-        path = self.folder / file
-        if not self._holds(file, key):
-            raise RunError(f"{path} does not hold {key}; see adversary.keep_clients and defence.secure_aggregation")
-        with safe_open(path, framework="pt") as tensors:
-            return {name: tensors.get_tensor(f"{key}/{name}") for name in self.shapes}
+    def _damaged(self, file: str, why: object) -> RunError:
+        return RunError(f"{self.folder / file} is damaged ({why}); run the scenario again")
 
 
 def keeps_round(adversary: AdversarySection, round_: int) -> bool:

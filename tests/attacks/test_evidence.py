@@ -122,6 +122,13 @@ def test_an_update_that_does_not_fit_is_one_sentence(observation: Observation, w
     assert "client 7" in str(caught.value)
 
 
+def test_a_model_that_diverged_is_one_sentence() -> None:
+    observation = broken("bias", torch.ones(3))
+    torch.nn.init.constant_(observation.model.get_parameter("weight"), torch.nan)
+    with pytest.raises(AttackError, match="weight of the model that was sent holds NaN"):
+        check_observation(observation, PLAIN)
+
+
 def test_a_zero_update_tells_nothing() -> None:
     model = torch.nn.Linear(4, 3)
     zero = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
