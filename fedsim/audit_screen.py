@@ -35,7 +35,8 @@ def audit_rows(audits: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What each audit found, for people: the verdict, then every bound with its tier."""
     rows = []
     for audit in audits:
-        name = str(audit["settings"].get("game") or audit["kind"])
+        game = audit["settings"].get("game")
+        name = f"game {game}" if game else str(audit["kind"])
         rows.append((name, str(audit["sentence"])))
         rows += verdict_rows(audit["verdict"]) if audit["verdict"] else []
     return rows

@@ -153,7 +153,7 @@ def _one_run_sum(section: OneRunSum, seed: int, show: Callable[[int, int], None]
     rows = summarise(outcomes)
     best = max(rows, key=lambda row: float(row["valid"]))
     sentence = (
-        f"{len(outcomes)} audits of noisy sums: most is proved by {best['varied']} {best['value']:g}, on average"
+        f"{len(outcomes)} audits of noisy sums: most is proved with {best['varied']} {best['value']:,g}, on average"
         f" ε ≥ {rounded_down(best['valid'], 2)} at δ = {section.delta:g} (add/remove one example), where ε is"
         f" {rounded_up(best['true_epsilon'], 2)} at this δ."
     )

@@ -126,6 +126,8 @@ def judge_trials(trials: Trials, claim: Claim | Any | None, confidence: float = 
         return GameFinding(None, f"{told} The claim is too weak to say more about replacing a row.", numbers)
     verdict = _verdict(tested, hits, hits + alarms, len(truth), confidence)
     numbers["allowed_tpr"] = tpr_at_fpr(tested.epsilon, tested.delta, alarms / max(outs, 1))
+    if tested.adjacency != claim.adjacency:
+        told += " The game replaces an example, so that the claim is converted to that, which weakens it."
     return GameFinding(verdict, f"{told} {verdict.sentence()}", numbers)
 
 
