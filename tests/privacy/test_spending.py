@@ -134,7 +134,7 @@ def test_clients_with_laplace_noise() -> None:
     (claim,) = claims(scenario(client_dp(noise="laplace")), setting((1, 95)), Noise(client=4.0))
     assert facts(claim) == ("client", "replace", "none", 2.0, 1.0, 1)
     assert claim.epsilon == pytest.approx(1 / 2.0 + 2 * math.log1p(-DELTA), abs=1e-6)
-    assert "laplace" in claim.mechanism
+    assert "Laplace" in claim.mechanism
 
 
 # --- d. clients, secure aggregation ---------------------------------------------------------------------------------
