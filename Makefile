@@ -14,7 +14,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
-	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (half an hour)"
+	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (five CPU minutes)"
 	@echo "make clean      remove .venv, caches and build products"
 
 # torch first and pinned: a looser request can pull gigabytes of CUDA packages.
