@@ -85,7 +85,9 @@ def _news(report: RoundReport) -> str:
 def _spent(claim: PrivacyClaim) -> str:
     from fedsim.privacy import rounded_up
 
-    return f"ε ≤ {rounded_up(claim.epsilon)} at δ = {claim.delta:g} per {claim.unit}" if claim.finite else ""
+    if not claim.finite:
+        return ""
+    return f"ε ≤ {rounded_up(claim.epsilon)} at δ = {claim.delta:g} ({claim.adjacency} one {claim.unit})"
 
 
 def round_line(report: RoundReport) -> str:
@@ -103,7 +105,7 @@ def round_line(report: RoundReport) -> str:
     ]
     for claim in report.claims[:1]:
         epsilon = rounded_up(claim.epsilon) if claim.finite else "inf"
-        pairs += [("epsilon", epsilon), ("delta", claim.delta), ("unit", claim.unit)]
+        pairs += [("epsilon", epsilon), ("delta", claim.delta), ("unit", claim.unit), ("adjacency", claim.adjacency)]
     return " ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in pairs

@@ -90,6 +90,9 @@ FILES: list[tuple[str, tuple[str, ...]]] = [
     ("name: " + "x" * 100, ("name", "xxx", "80 characters")),
     # out of range
     ("rounds: 0", ("rounds is 0", "at least 1")),
+    ("rounds: 99999999999999999999", ("rounds is 99999999999999999999", "1,?000,?000")),
+    ("client: {steps: 99999999999}", ("client.steps is 99999999999", "1,?000,?000")),
+    ("defence: {client_dp: {noise_multiplier: 1e308}}", ("client_dp.noise_multiplier", "at most 1")),
     ("seed: -1", ("seed is -1", "at least 0")),
     ("seed: 9223372036854775808", ("seed is 9223372036854775808", "below")),
     ("client: {learning_rate: -0.1}", ("client.learning_rate is -0.1", "above 0")),
@@ -360,6 +363,12 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         lambda: Path("a.txt").write_text("the quick brown fox " * 100),
         ("model", "10", "4"),
     ),
+    (
+        "a model that no memory holds",
+        "data: digits\nmodel: {name: mlp, hidden: [99999999999999]}",
+        None,
+        ("mlp", "too large"),
+    ),
     ("a module that is not there", "data: digits\nmodel: import:no_such_module:f", None, ("model", "no_such_module")),
     ("a function that is not there", "data: digits\nmodel: import:math:no_such", None, ("model", "math", "no_such")),
     ("a function that builds no model", "data: digits\nmodel: import:math:hypot", None, ("model", "hypot")),
@@ -369,6 +378,18 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         DIGITS + "defence: {accountant: prv, client_dp: {noise_multiplier: 1, noise: laplace}}",
         None,
         ("accountant|prv", "prv", "laplace"),
+    ),
+    (
+        "noise that single precision would lose",
+        DIGITS + "strategy: fedsgd\ndefence: {example_dp: {noise_multiplier: 1, clipping_norm: 1e-23}}",
+        None,
+        ("example_dp", "clipping_norm 1e-23", "larger clipping_norm"),
+    ),
+    (
+        "a δ that the accountant cannot resolve",
+        DIGITS + "defence: {example_dp: {noise_multiplier: 1, delta: 1e-300}}",
+        None,
+        ("delta is 1e-300", "rdp"),
     ),
     ("an attack that does not exist", DIGITS + "attacks: [telepathy]", None, ("attacks", "telepathy")),
     ("an audit that does not exist", DIGITS + "audit: [horoscope]", None, ("audit", "horoscope")),
@@ -412,6 +433,16 @@ def test_an_impossible_scenario_is_one_sentence(
         (["epsilon", "--target", "0"], ("--target is 0", "from 0.0001")),
         (["epsilon", "--sigma", "1", "--accountant", "magic"], ("--accountant", "magic", "pld")),
         (["epsilon", "--sigma", "1", "--noise", "laplace", "--accountant", "prv"], ("prv", "gaussian")),
+        (["epsilon", "--sigma", "inf"], ("--sigma is inf",)),
+        (["epsilon", "--sigma", "1", "--delta", "1e-400"], ("--delta is 0",)),
+        (["epsilon", "--target", "nan"], ("--target is nan",)),
+        (["ledger", "nowhere"], ("no ledger nowhere",)),
+        (["status", "nowhere"], ("nowhere", "not the folder of a run")),
+        (["logs", "nowhere"], ("nowhere", "not the folder of a run")),
+        (["attack", "nowhere"], ("nowhere", "not the folder of a run")),
+        (["audit", "no_such_module:f"], ("no_such_module",)),
+        (["deploy"], ("Missing command", "fedsim deploy --help")),
+        (["deploy", "server", "nowhere"], ("nowhere", "server.toml")),
         (["new", "no/such/folder/a.yaml"], ("no/such/folder/a.yaml", "cannot be written")),
     ],
 )
@@ -421,6 +452,44 @@ def test_a_wrong_command_is_one_sentence(
     sentence = refused(capsys, *arguments)
     assert "\n" not in sentence
     assert_says(sentence, fragments)
+
+
+RUN = "data: digits\nmodel: logistic\nrounds: 1\ncohort: {population: 2}"
+DAMAGED = [  # file of a run, what is written over it, the command that reads it
+    ("transcript/layout.json", "{}", ["attack", "run", "--attack", "labels"]),
+    ("transcript/messages.jsonl", "nonsense\n", ["attack", "run", "--attack", "labels"]),
+    ("transcript/round-00001-received.safetensors", "short", ["attack", "run", "--attack", "labels"]),
+    ("metrics.jsonl", "nonsense\n", ["report", "run"]),
+    ("claims.json", '[{"epsilon": 1}]', ["report", "run"]),
+    ("summary.json", "x", ["report", "run"]),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "command"), DAMAGED, ids=[file for file, _, _ in DAMAGED])
+def test_a_damaged_run_is_one_sentence(
+    file: str, content: str, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("good.yaml").write_text(RUN)
+    assert main(["run", "good.yaml", "--out", "run", "--no-report"]) == 0
+    capsys.readouterr()
+    Path("run", file).write_text(content)
+    sentence = refused(capsys, *command)
+    assert "\n" not in sentence
+    assert_says(sentence, (re.escape(file), "damaged"))
+
+
+def test_a_strange_file_in_a_transcript_does_not_stop_a_run() -> None:
+    Path("good.yaml").write_text(RUN)
+    assert main(["run", "good.yaml", "--out", "run", "--no-report"]) == 0
+    Path("run/model.safetensors").unlink()
+    Path("run/transcript/round-of-drinks.txt").touch()
+    assert main(["run", "--resume", "run", "--no-report"]) == 0
+
+
+def test_a_file_that_is_no_ledger_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").touch()
+    assert "not a ledger" in refused(capsys, "ledger", "empty", before={"empty"})
+    assert Path("empty").read_bytes() == b""
 
 
 def test_there_are_at_least_forty_malformed_scenarios() -> None:

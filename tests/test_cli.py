@@ -76,7 +76,7 @@ def test_run_under_privacy_tells_what_was_spent(capsys: pytest.CaptureFixture[st
     out = fedsim(capsys, "run", "private.yaml", "--no-report")
     last = next(line for line in out.splitlines() if line.startswith("round=3 "))
     epsilon = float(re.findall(r"epsilon=(\S+)", last)[0])
-    assert re.search(r"epsilon=\S+ delta=0.0001 unit=client$", last)
+    assert re.search(r"epsilon=\S+ delta=0.0001 unit=client adjacency=add/remove$", last)
     assert last.count("epsilon=") == 1  # a parser that keeps the last of several would keep the wrong one
     assert_epsilon_is_never_alone(out)
     claim = json.loads(Path("runs/tiny-001/claims.json").read_text())[0]

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Run a federation on real machines.", no_args_is_help=True)
+app = typer.Typer(help="Run a federation on real machines.")
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment folder, or its server folder.")]
 

@@ -12,8 +12,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -173,14 +174,18 @@ def _rounds_so_far(folder: Path) -> int:
     return len(_metric_lines(folder))
 
 
-def _metric_lines(folder: Path) -> list[dict[str, float | None]]:
+def _metric_lines(folder: Path) -> list[dict[str, Any]]:
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _report(plan: Plan, line: dict[str, float | None]) -> RoundReport:
+def _report(plan: Plan, line: dict[str, Any]) -> RoundReport:
     round_ = int(line["round"] or 0)
     known = {key: value for key, value in line.items() if key in RoundReport.__dataclass_fields__}
     known |= {key: int(known[key] or 0) for key in ("round", "clients", "failures")}
-    return RoundReport(**known, rounds=plan.scenario.rounds, claims=plan.claims_after(round_))  # type: ignore[arg-type]
+    # The server counts what clients really hold, and rounds that began again; the plan does not know of either.
+    spent = {(each["unit"], each["observer"]): float(each["epsilon"]) for each in line.get("privacy") or ()}
+    planned = plan.claims_after(round_)
+    claims = tuple(replace(c, epsilon=spent[c.unit, c.observer]) for c in planned if (c.unit, c.observer) in spent)
+    return RoundReport(**known, rounds=plan.scenario.rounds, claims=claims)

@@ -8,7 +8,7 @@ before it begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -110,7 +110,7 @@ def plan(scenario: Scenario) -> Plan:
     start = place.layout.flatten(place.model.state_dict())
     if scenario.defence.example_dp is not None:
         x, y = place.dataset.x_train, place.dataset.y_train
-        check_private_training(place.model, start, x, y, local_work(scenario, 0.0))
+        check_private_training(place.model, start, x, y, local_work(scenario, noise.example or 0.0))
     if scenario.adversary.active is not None:
         work = local_work(scenario, 0.0)
         forge = forge_of(scenario, place.model, place.layout, place.dataset, place.partition, work)
@@ -134,29 +134,30 @@ Told = dict[int, set[int]]
 """How many examples each client has said that it holds: one number, unless its data has changed."""
 
 
-def as_told(plan: Plan, told: Told) -> Plan:
-    """The plan with the claims that follow from how many examples clients say that they hold.
+def as_happened(plan: Plan, told: Told, again: Mapping[int, int]) -> Plan:
+    """The plan with the claims that follow from what clients say that they hold, and from rounds that began again.
 
     A deployed client may bring other data than the server's copy of the scenario has, and its sampling rate, hence what
     an example spends, depends on how many there are. Under an example-level claim that number is public and comes with
-    every update. The noise stays as it was planned. Of a client that has said several numbers the worst counts, as if
-    it had held so many in all rounds; more examples can be worse, as they may mean one step more.
+    every update. Of a client that has said several numbers the worst of each counts (`Exposure`).
+
+    `again` is how often each round was begun that was begun more than once. Real clients draw new noise each time, so a
+    round that was interrupted, or that failed for too few replies, is one release more for those who had answered. The
+    noise stays as it was planned.
     """
     same = all({plan.partition.size(client)} == sizes for client, sizes in told.items())
-    if same or plan.scenario.defence.example_dp is None:
+    if not again and (same or plan.scenario.defence.example_dp is None):
         return plan
     rate = min(1.0, plan.cohort_size / plan.population)
+    cohorts = [np.tile(cohort, again.get(round_, 1)) for round_, cohort in enumerate(plan.cohorts, 1)]
 
-    def curve(choice: int) -> list[tuple[PrivacyClaim, ...]]:
-        def size(client: int) -> int:
-            sizes = sorted(told.get(client, ())) or [plan.partition.size(client)]
-            return sizes[min(choice, len(sizes) - 1)]
+    def sizes(client: int) -> set[int]:
+        return told.get(client) or {plan.partition.size(client)}
 
-        return privacy_curve(plan.scenario, plan.noise, plan.cohorts, size, rate)
-
-    curves = [curve(choice) for choice in range(max(map(len, told.values())))]
-    worst = max(curves, key=lambda each: max((claim.epsilon for claim in each[-1]), default=0.0))
-    return replace(plan, curve=tuple(worst))
+    curve = privacy_curve(
+        plan.scenario, plan.noise, cohorts, lambda c: min(sizes(c)), rate, most=lambda c: max(sizes(c))
+    )
+    return replace(plan, curve=tuple(curve))
 
 
 def summary(plan: Plan) -> dict[str, Any]:

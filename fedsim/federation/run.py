@@ -56,7 +56,8 @@ class Run:
         """One row a round, from the round 0 before training on; `privacy` holds what had been spent by then."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        with undamaged(file):
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
     @cached_property
@@ -67,7 +68,8 @@ class Run:
     @cached_property
     def claims(self) -> tuple[PrivacyClaim, ...]:
         """Every privacy claim that the run supports; the first is the one against the server."""
-        return tuple(PrivacyClaim.from_dict(claim) for claim in json.loads((self.path / "claims.json").read_text()))
+        with undamaged(self.path / "claims.json") as path:
+            return tuple(PrivacyClaim.from_dict(claim) for claim in json.loads(path.read_text()))
 
     @property
     def claim(self) -> PrivacyClaim | None:
@@ -77,8 +79,9 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The data, the model and the clients in numbers."""
-        content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return content
+        with undamaged(self.path / "summary.json") as path:
+            content: dict[str, Any] = json.loads(path.read_text())
+            return content
 
     @property
     def attacks(self) -> pd.DataFrame:
@@ -98,6 +101,15 @@ class Run:
             raise RunError(f"{self.path} is not finished; go on with it by fedsim run --resume {self.path}")
         weights: dict[str, torch.Tensor] = load_file(self.path / "model.safetensors")
         return weights
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[Path]:
+    """A file of a run; a RunError if what is in it is not what a run writes."""
+    try:
+        yield path
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); restore it from a backup, or run the scenario again") from error
 
 
 def open_run(path: str | Path) -> Run:

@@ -8,7 +8,7 @@ loop is here; it calls the strategy as Flower would.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,9 @@ from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.fleet import FleetGrid, Owners, collect
-from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
+from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_begun, note_failure
 from fedsim.federation.inline import InlineGrid, client_of, node_of
-from fedsim.federation.plan import Plan, Told, as_told, plan
+from fedsim.federation.plan import Plan, Told, as_happened, plan
 from fedsim.federation.secure_rounds import secure_collect, shut_out_before
 from fedsim.federation.transcript import Kind, MessageLine, Transcript, write_json
 from fedsim.privacy import PrivacyClaim
@@ -113,8 +113,17 @@ def _owners(engine: EngineSection) -> Owners | None:
 
 def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Tensor:
     refusals: list[Refusal] = []
-    told = _told_before(writer.path)
-    planned, plan = plan, as_told(plan, told)
+    told, deployed = _told_before(writer.path), plan.scenario.engine.kind == "deploy"
+    planned, again = plan, dict[int, int]()
+    counted: tuple[Told, Mapping[int, int]] | None = None
+
+    def count() -> None:
+        """Claim what has happened, and write it down where that is something else than was planned."""
+        nonlocal plan, counted
+        if counted != (happened := ({client: set(sizes) for client, sizes in told.items()}, again)):
+            plan, counted = as_happened(planned, *happened), happened
+            if plan is not planned:
+                write_json(writer.path / "claims.json", [claim.to_dict() for claim in plan.claims])
 
     def observe(round_: int, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> None:
         refusals[:] = refused
@@ -133,10 +142,11 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
         _report(plan, writer, progress, 0, None, _evaluate(plan, 0, model))
     arrays = to_record(model, plan.layout)
     for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
-        known = {client: set(sizes) for client, sizes in told.items()}
+        if deployed:  # a simulated client would repeat itself, bit for bit
+            again = note_begun(writer.path, round_)
+        count()
         arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays, shut_out)
-        if told != known and (plan := as_told(planned, told)) is not planned:
-            write_json(writer.path / "claims.json", [claim.to_dict() for claim in plan.claims])
+        count()
         _check_enough(plan, round_, int(_number(metrics["clients"])), refusals)
         model = to_flat(arrays, plan.layout)
         _report(plan, writer, progress, round_, metrics, _evaluate(plan, round_, model))

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim.data import Dataset, Partition, load_dataset, make_partition
 from fedsim.data.dataset import Rows
-from fedsim.errors import FedsimError, PolicyError
+from fedsim.errors import FedsimError, ModelError, PolicyError
 from fedsim.models import build_model
 from fedsim.scenario import ModelSection, NpzData, Scenario
 from fedsim.training import ExampleClipping, Layout, LocalWork, layout_of
@@ -112,7 +112,10 @@ def workplace(
     shape = tuple(dataset.x_train.shape[1:])
     if largest is not None:
         check_size(scenario.model, shape, dataset, largest)
-    model = build_model(scenario.model, shape, dataset.classes, scenario.seed, kind=dataset.kind)
+    try:
+        model = build_model(scenario.model, shape, dataset.classes, scenario.seed, kind=dataset.kind)
+    except (RuntimeError, OverflowError, MemoryError) as error:  # of torch, for what no memory holds
+        raise ModelError(f"model {scenario.model.name} is too large for this machine; ask for a smaller one") from error
     return Workplace(scenario, dataset, partition, model, layout_of(model))
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,7 @@ from typing import Literal
 from fedsim.errors import PrivacyError
 from fedsim.privacy.claim import Adjacency, Sampling
 from fedsim.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon
-from fedsim.privacy.loss import COARSE, FINE, SMALLEST_DELTA, Grid, Release, composed_delta, composed_epsilon
+from fedsim.privacy.loss import COARSE, FINE, ROUGH, SMALLEST_DELTA, Grid, Release, composed_delta, composed_epsilon
 from fedsim.privacy.renyi import quietly, rdp_delta, rdp_epsilon
 
 Accountant = Literal["pld", "rdp", "prv"]
@@ -88,11 +89,14 @@ def account(steps: Steps, delta: float, accountant: Accountant = "pld", grid: Gr
         return Account(0.0, "nothing released")
     if any(mechanism.noise_multiplier == 0 for mechanism, _ in steps):
         return Account(math.inf, "no noise")
-    if any(mechanism.sampling == "fixed size" and mechanism.sampled for mechanism, _ in steps):
-        return _account_fixed_size(steps, delta, accountant)
-    if accountant == "pld":
-        return _account_pld(steps, delta, grid)
-    return {"rdp": _account_rdp, "prv": _account_prv}[accountant](steps, delta)
+    try:
+        if any(mechanism.sampling == "fixed size" and mechanism.sampled for mechanism, _ in steps):
+            return _account_fixed_size(steps, delta, accountant)
+        if accountant == "pld":
+            return _account_pld(steps, delta, grid)
+        return {"rdp": _account_rdp, "prv": _account_prv}[accountant](steps, delta)
+    except ArithmeticError:  # e^loss, or 1/σ², is no number
+        return Account(math.inf, f"{accountant}: so little noise that losses are beyond floating-point numbers")
 
 
 def epsilon(mechanism: Mechanism, compositions: int, delta: float, accountant: Accountant = "pld") -> float:
@@ -198,11 +202,19 @@ def _next_sigma(low: tuple[float, float], high: tuple[float, float], target: flo
 
 
 def _nonempty(steps: Steps) -> list[tuple[Mechanism, int]]:
-    """The steps that happen at least once, equal mechanisms together, all of one adjacency."""
+    """The steps that happen at least once, equal mechanisms together, all of one adjacency.
+
+    Noise beyond 1e9, and rates below 1e-100, whose squares are no numbers, are taken for these: that is never less.
+    """
     counts: dict[Mechanism, int] = {}
     for mechanism, count in steps:
         if count < 0 or count != int(count):
             raise PrivacyError(f"compositions is {count!r}, it must be a whole number, at least 0")
+        mechanism = dataclasses.replace(
+            mechanism,
+            noise_multiplier=min(mechanism.noise_multiplier, 1e9),
+            sample_rate=max(mechanism.sample_rate, 1e-100),
+        )
         if count:
             counts[mechanism] = counts.get(mechanism, 0) + int(count)
     if len({mechanism.adjacency for mechanism in counts}) > 1:
@@ -222,7 +234,9 @@ def _merged_sigma(steps: Steps) -> float:
 def _releases(steps: Steps) -> dict[Release, int]:
     plain = [step for step in steps if _is_plain_gaussian(step[0])]
     rest = [step for step in steps if not _is_plain_gaussian(step[0])]
-    others = {Release(m.kind, m.noise_multiplier, m.sample_rate): count for m, count in rest}
+    others: Counter[Release] = Counter()
+    for mechanism, count in rest:  # of a rate of 1, sampled or not are the same release
+        others[Release(mechanism.kind, mechanism.noise_multiplier, mechanism.sample_rate)] += count
     return others | ({Release("gaussian", _merged_sigma(plain)): 1} if plain else {})
 
 
@@ -261,6 +275,8 @@ def _account_prv(steps: Steps, delta: float) -> Account:
     least = max(SMALLEST_DELTA, 2e-14 * sum(count for _, count in steps))
     if delta < least:  # the rounding errors of Opacus' Fourier transform grow with the releases, and it does not tell
         raise PrivacyError(f"delta is {delta:g}, and accountant prv holds from {least:.2g} on here; use pld")
+    if composed_epsilon(_releases(steps), delta, ROUGH) > 500:  # e^ε is no number soon: it would find that in minutes
+        raise PrivacyError("accountant prv computes no ε beyond 500; use pld")
     from opacus.accountants import PRVAccountant  # here, because it takes seconds to import
 
     opacus = PRVAccountant()

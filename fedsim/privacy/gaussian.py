@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.special import log_ndtr
+from scipy.special import erfcx, log_ndtr
 
 from fedsim.errors import PrivacyError
 
@@ -29,13 +29,18 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def _log_delta(sigma: float, epsilon: float) -> float:
-    """Logarithm of δ(ε), without cancellation as far as float64 allows."""
+    """Logarithm of δ(ε), without cancellation as far as float64 allows.
+
+    With a = 1/2σ − εσ and b = 1/2σ + εσ: b² − a² = 2ε, so that e^ε Φ(−b) = e^(−a²/2) erfcx(b/√2)/2, in which no large
+    number is taken from another. (ε + ln Φ(−b) is off by more than ln δ where ε is beyond 1e17, to the wrong side.)
+    """
     if sigma == 0:
         return 0.0
     if math.isinf(sigma):
         return -math.inf
-    upper = float(log_ndtr(0.5 / sigma - epsilon * sigma))
-    lower = epsilon + float(log_ndtr(-0.5 / sigma - epsilon * sigma))
+    a, b = 0.5 / sigma - epsilon * sigma, 0.5 / sigma + epsilon * sigma
+    upper = float(log_ndtr(a))
+    lower = -0.5 * a * a + math.log(0.5 * float(erfcx(b / math.sqrt(2))))
     return upper + math.log(-math.expm1(lower - upper)) if lower < upper else -math.inf
 
 
@@ -44,7 +49,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     check_delta(delta)
     if not noise_multiplier >= 0:
         raise PrivacyError(f"noise_multiplier is {noise_multiplier!r}, it must be at least 0")
-    if noise_multiplier == 0:
+    if noise_multiplier < 1e-12:  # where even a is no number to speak of
         return math.inf
     goal = math.log(delta)
     if _log_delta(noise_multiplier, 0.0) <= goal:

@@ -77,10 +77,8 @@ class Ledger:
             if not create:
                 raise PrivacyError(f"the ledger {path} is missing; restore it from a backup, nothing is released")
             self._create()
-        with self._open() as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != _VERSION:
-            raise PrivacyError(f"{path} is not a ledger of this version ({version} in place of {_VERSION})")
+        with self._open():  # which looks whether it is one
+            pass
 
     def charge(
         self,
@@ -194,6 +192,9 @@ class Ledger:
         try:
             address = f"{self.path.resolve().as_uri()}?mode=rw"  # never made anew: a lost ledger is no empty one
             connection = sqlite3.connect(address, uri=True, timeout=_WAIT, isolation_level=None)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:  # before anything is written to what may be somebody else's file
+                raise PrivacyError(f"{self.path} is not a ledger of this version ({version} in place of {_VERSION})")
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
                 raise PrivacyError(f"the ledger {self.path} is on a file system without WAL; put it on a local disk")

@@ -30,8 +30,8 @@ _SEED = (
 )
 _OWN_LEDGER = (
     "clients hold as many examples as they say (under secure aggregation, where they say nothing: as the server's copy"
-    " of the scenario gives them), and none is asked for the same round twice, as after an interruption; what a client"
-    " has really spent stands in its own ledger"
+    " of the scenario gives them); a round that was begun again after an interruption counts as often as it was begun;"
+    " what a client has really spent stands in its own ledger"
 )
 _ENCODED = {"breast_cancer", "csv", "text", "descriptions", "hub"}
 _PUBLIC_ENCODING = (
@@ -51,6 +51,9 @@ class Exposure:
 
     participations: int
     examples: int
+    """How many it holds; of several numbers that it has held, the smallest."""
+    most: int = 0
+    """Of several numbers, the largest."""
 
 
 @dataclass(frozen=True)
@@ -182,16 +185,21 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
 
 
 def _example_step(scenario: Scenario, exposure: Exposure, sigma: float, poisson: bool) -> tuple[Mechanism, int]:
-    """What one client's examples went through: sampled local steps, or epochs."""
+    """What one client's examples went through: sampled local steps, or epochs.
+
+    Fewer examples mean a larger sampling rate, and more epochs for given steps; more examples mean more steps. A client
+    that has held several numbers of them has the largest of each, which nothing that it did exceeds: with either number
+    in all rounds ε can be smaller than with both in turn.
+    """
     rows, client = exposure.examples, scenario.client
     batch = min(client.batch_size or rows, rows)
-    batches = math.ceil(rows / batch)
+    fewest, most = (math.ceil(n / min(client.batch_size or n, n)) for n in (rows, max(rows, exposure.most)))
     if scenario.strategy.name == "fedsgd":
         steps, epochs = 1, 1
     elif client.steps is not None:
-        steps, epochs = client.steps, math.ceil(client.steps / batches)
+        steps, epochs = client.steps, math.ceil(client.steps / fewest)
     else:
-        steps, epochs = client.epochs * batches, client.epochs
+        steps, epochs = client.epochs * most, client.epochs
     if poisson:
         return Mechanism("gaussian", sigma, "add/remove", "poisson", batch / rows), exposure.participations * steps
     return Mechanism("gaussian", sigma / 2, "replace"), exposure.participations * epochs

@@ -39,9 +39,10 @@ def privacy_curve(
     cohorts: Sequence[Iterable[int]],
     examples: Callable[[int], int],
     sample_rate: float,
+    most: Callable[[int], int] = lambda _: 0,
 ) -> list[tuple[PrivacyClaim, ...]]:
     """The claims after each round, given who took part in each; no ε ever falls. The last equal `claims` at the end."""
-    settings = settings_by_round(cohorts, examples, sample_rate)
+    settings = settings_by_round(cohorts, examples, sample_rate, most)
     if not settings:
         return []
     curves = [_curve(promise, settings, scenario) for promise in promises(scenario, settings[-1], noise)]
@@ -59,22 +60,27 @@ def _says_something(claim: PrivacyClaim, others: Sequence[PrivacyClaim]) -> bool
 
 
 def settings_by_round(
-    cohorts: Sequence[Iterable[int]], examples: Callable[[int], int], sample_rate: float
+    cohorts: Sequence[Iterable[int]],
+    examples: Callable[[int], int],
+    sample_rate: float,
+    most: Callable[[int], int] = lambda _: 0,
 ) -> list[Setting]:
     """The participation up to and including each round. Only clients that take part are ever looked at.
 
-    Of the clients with the same number of examples, the one that took part most often stands for all.
+    Of the clients with the same number of examples, the one that took part most often stands for all. `most` is the
+    largest number that a client has held, where there were several; a client that stands twice in a cohort took part
+    twice.
     """
     participations: dict[int, int] = {}
-    most: dict[int, int] = {}
+    often: dict[tuple[int, int], int] = {}
     settings = []
     for number, cohort in enumerate(cohorts, start=1):
         for member in cohort:
             client = int(member)
-            size = examples(client)
+            sizes = examples(client), most(client)
             participations[client] = participations.get(client, 0) + 1
-            most[size] = max(most.get(size, 0), participations[client])
-        exposures = tuple(sorted(Exposure(count, size) for size, count in most.items()))
+            often[sizes] = max(often.get(sizes, 0), participations[client])
+        exposures = tuple(sorted(Exposure(count, *sizes) for sizes, count in often.items()))
         settings.append(Setting(number, sample_rate, exposures))
     return settings
 

@@ -55,9 +55,9 @@ class ClientSection(Section):
     """Momentum of SGD."""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty, added to the gradient as torch.optim does."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=1, le=1_000_000)
     """Passes over the client's data in a round."""
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=1_000_000)
     """Number of local steps, in place of epochs."""
     batch_size: int | None = Field(20, ge=1)
     """Examples in a batch (with Poisson batches: expected); null: all that the client has."""

@@ -11,9 +11,9 @@ from fedsim.scenario.section import Section, shorthand
 
 
 class _Noise(Section):
-    clipping_norm: float = Field(1.0, gt=0)
+    clipping_norm: float = Field(1.0, gt=0, le=1e12)
     """The norm that everything is clipped to (L2; with Laplace noise L1)."""
-    noise_multiplier: float | None = Field(None, ge=0)
+    noise_multiplier: float | None = Field(None, ge=0, le=1e6)
     """Noise scale divided by the clipping norm; 0 clips only, and supports no claim."""
     target_epsilon: float | None = Field(None, gt=0)
     """Find the smallest noise multiplier that spends at most this, in place of naming it."""

@@ -75,7 +75,7 @@ class Scenario(Section):
     """What a client does."""
     cohort: CohortSection = CohortSection()
     """Who takes part."""
-    rounds: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1, le=1_000_000)
     """Rounds of training."""
     defence: DefenceSection = DefenceSection()
     """How the clients protect themselves."""

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import ModelError
+from fedsim.errors import ModelError, PrivacyError
 from fedsim.randomness import ClientRandomness
 from fedsim.training.batches import LocalWork, Rows
 from fedsim.training.chunk import Chunk
@@ -30,6 +30,7 @@ from fedsim.training.one_by_one import train_one
 from fedsim.training.replicas import ReplicaModel, expressible, packable
 from fedsim.training.trial import Trial, mixes_examples, trial
 
+SMALLEST_DEVIATION = 1e-15  # of a step's noise: its square, and what is added to it, are far from what floats lose
 _PACKED = 1 << 14  # weights from which a product for one replica is worth a call
 _CHUNK_BYTES = 128 << 20  # what the replicas of a chunk may need in one step: more only costs memory
 
@@ -70,6 +71,7 @@ def train_cohort(
         return result
     kernel = _kernel_for(task)
     if work.example_dp is not None:
+        _check_noise(work, max(map(len, members)))
         _check_separate(kernel)
     if any(each.add_noise for each in randomness) or kernel.trial.reason is not None:
         for client in clients:
@@ -87,7 +89,8 @@ def train_cohort(
 
 
 def check_private_training(model: nn.Module, start: Tensor, x: Tensor, y: Tensor, work: LocalWork) -> None:
-    """ModelError for a model whose examples have no gradients of their own, which DP-SGD could clip."""
+    """An error for a model whose examples have no gradients of their own to clip, or for noise that would be lost."""
+    _check_noise(work, len(x))
     _check_separate(_kernel_for(Task(model, layout_of(model), start, x, y, work)))
 
 
@@ -96,6 +99,20 @@ def _check_separate(kernel: _Kernel) -> None:
         raise ModelError(
             f"by {kernel.mixing} the examples of a batch influence each other, so that no example's gradient can be "
             "clipped: use GroupNorm (norm: group) in place of BatchNorm with example-level privacy"
+        )
+
+
+def _check_noise(work: LocalWork, examples: int) -> None:
+    """PrivacyError for noise so small that single precision loses it, while the gradients are still there."""
+    dp = work.example_dp
+    if dp is None or not examples:
+        return
+    deviation = dp.noise_multiplier * dp.clipping_norm / work.batch(examples)
+    if 0 < deviation < SMALLEST_DEVIATION:
+        raise PrivacyError(
+            f"defence.example_dp: the noise of a step (noise_multiplier {dp.noise_multiplier:g} times clipping_norm"
+            f" {dp.clipping_norm:g}, divided by the batch) is {deviation:.2g}, which single precision would lose; use a"
+            " larger clipping_norm and a smaller learning rate"
         )
 
 

@@ -30,15 +30,19 @@ from fedsim.deploy.processes import environment
 from fedsim.errors import DeployError, FedsimError, PolicyError, RunError
 from fedsim.federation import deployed
 from fedsim.federation import link as federation_link
+from fedsim.federation import run as running
 from fedsim.federation.bundle import build_bundle, public_scenario, write_bundle
 from fedsim.federation.client import _place, app, workplace
-from fedsim.federation.folder import note_failure
-from fedsim.federation.plan import as_told
+from fedsim.federation.folder import create_folder, note_begun, note_failure
+from fedsim.federation.plan import as_happened
 from fedsim.federation.run import resume
 from fedsim.federation.safeguards import Safeguards
+from fedsim.federation.server import serve
 from fedsim.federation.workplace import check_own_file
 from fedsim.following import status
+from fedsim.privacy import Mechanism, account
 from fedsim.scenario import EngineSection, Scenario
+from fedsim.scenario_file import dump_scenario
 
 NAMES = np.array(["red", "green", "blue"])
 SMALL: dict[str, Any] = {"data": "digits", "model": {"name": "mlp", "hidden": [8]}, "rounds": 2, "engine": "deploy"}
@@ -125,12 +129,26 @@ def test_no_row_decides_how_many_classes_there_are(tmp_path: Path) -> None:
 
 
 def test_of_several_numbers_of_examples_the_worst_counts() -> None:
-    """Ten examples are one batch of all of them; eleven are two, of which an example joins almost every one."""
+    """Ten examples are one batch of all of them; eleven are two, of which an example joins almost every one.
+
+    Either in all rounds can spend less than both in turn, so that the worst of each counts.
+    """
     text = {"data": "digits", "model": "logistic", "rounds": 3, "client": {"batch_size": 10}}
     text |= {"cohort": {"population": 2}, "partition": {"kind": "iid", "examples_per_client": 10}}
     plan = fedsim.plan(Scenario.model_validate({**text, "defence": {"example_dp": {"noise_multiplier": 1.0}}}))
-    told = {sizes: as_told(plan, {0: set(sizes)}).claims[0].epsilon for sizes in ((10,), (11,), (10, 11))}
-    assert told[10,] == plan.claims[0].epsilon < told[11,] == told[10, 11]
+    told = {sizes: as_happened(plan, {0: set(sizes)}, {}).claims[0].epsilon for sizes in ((10,), (11,), (10, 11))}
+    assert told[10,] == plan.claims[0].epsilon < told[11,] < told[10, 11]
+
+
+def test_two_sizes_in_turn_never_spend_more_than_is_claimed() -> None:
+    """With 11 and with 100 examples in turn more is spent (12.995) than with either in both rounds (12.26, 12.80)."""
+    text = {"data": "digits", "model": "logistic", "rounds": 2, "client": {"batch_size": 20}}
+    text |= {"cohort": {"population": 2}, "partition": {"kind": "iid", "examples_per_client": 11}}
+    plan = fedsim.plan(Scenario.model_validate({**text, "defence": {"example_dp": {"noise_multiplier": 0.6}}}))
+    whole, sampled = (Mechanism("gaussian", 0.6, "add/remove", "poisson", rate) for rate in (1.0, 0.2))
+    spent = account([(whole, 1), (sampled, 5)], 1e-5).epsilon
+    either = [as_happened(plan, {0: {size}}, {}).claims[0].epsilon for size in (11, 100)]
+    assert max(either) < spent <= as_happened(plan, {0: {11, 100}}, {}).claims[0].epsilon
 
 
 def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -> None:
@@ -243,6 +261,23 @@ def test_a_claim_follows_the_examples_that_clients_say_they_hold(tmp_path: Path,
     assert run.metrics["privacy"].iloc[-1][0]["epsilon"] == pytest.approx(run.claim.epsilon)
 
 
+def test_a_round_that_begins_again_is_one_more_release(tmp_path: Path, world: Any) -> None:
+    """Real clients draw new noise, so the server has seen two updates where the plan has one."""
+    scenario = Scenario.model_validate({**NOISY, "engine": {"kind": "deploy"}})
+    planned, folder = fedsim.plan(scenario), tmp_path / "run"
+    create_folder(folder, {"scenario.yaml": dump_scenario(scenario), "claims.json": "[]"})
+    world.node_config = {client: {} for client in range(3)}
+    grid = running.InlineGrid(3, lambda *_: [], {"scenario": public_scenario(scenario), "deployed": True})
+    assert note_begun(folder, 1) == {}
+    assert note_begun(folder, 2) == {}  # and then it was killed, before the checkpoint of round 2
+    serve(grid, planned, folder)
+    (claim,) = json.loads((folder / "claims.json").read_text())
+    steps = planned.claims[0].compositions // 2
+    assert claim["compositions"] == 4 * steps
+    mechanism = Mechanism("gaussian", 1.0, "add/remove", "poisson", claim["sample_rate"])
+    assert claim["epsilon"] == pytest.approx(account([(mechanism, 4 * steps)], 1e-5).epsilon, rel=1e-6)
+
+
 def test_a_superlink_that_does_not_answer_is_named_before_anything_is_written(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -319,6 +354,18 @@ def test_a_failed_run_is_an_error_with_its_reason_and_can_go_on(tmp_path: Path, 
     config = fake.started[0].override_config
     assert set(config) == {"scenario", "folder", "deployed"}
     assert not (folder / "truth").exists()
+
+
+def test_the_operator_is_told_what_the_server_counted_and_not_what_was_planned() -> None:
+    plan = fedsim.plan(Scenario.model_validate(NOISY))
+    planned = plan.claims_after(1)[0]
+    spent = {
+        key: value for key, value in planned.to_dict().items() if key in ("delta", "unit", "adjacency", "observer")
+    }
+    line = {"round": 1, "clients": 3, "failures": 0, "privacy": [{**spent, "epsilon": 2 * planned.epsilon}]}
+    empty = dict.fromkeys(("train_loss", "loss", "accuracy", "update_norm_mean"))
+    (claim,) = deployed._report(plan, {**empty, **line}).claims
+    assert claim.epsilon == 2 * planned.epsilon
 
 
 def test_the_engine_has_its_fields() -> None:

@@ -336,3 +336,34 @@ def test_the_accountants_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
     epsilon(poisson(0.5, 0.1), 10, 1e-3, "rdp")  # dp-accounting drops orders that do not converge, and says so
     epsilon(poisson(1.0, 1.0), 10, 1e-5, "prv")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_rate_of_one_is_counted_once_for_each_release():
+    """Sampled at a rate of 1 or not sampled: the same release under two names, and none of them may be lost."""
+    plain, sampled = Mechanism("laplace", 2.0, "add/remove"), Mechanism("laplace", 2.0, "add/remove", "poisson", 1.0)
+    assert account([(plain, 5), (sampled, 5)], 1e-5) == account([(plain, 10)], 1e-5)
+
+
+@pytest.mark.parametrize("sigma", [1e-9, 1e-10, 1e-11])
+def test_a_huge_epsilon_is_not_below_the_truth(sigma):
+    """ε = 1/2σ² + z/σ up to a term of ln σ; ε + ln Φ(-b) once gave 4.99999993e19 where 5.00000000426e19 is true."""
+    z = 4.2648907939  # the upper 1e-5 quantile
+    assert gaussian_epsilon(sigma, 1e-5) == pytest.approx(0.5 / sigma**2 + z / sigma, rel=1e-12)
+    assert gaussian_epsilon(sigma, 1e-5) > 0.5 / sigma**2 + 4.26 / sigma
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_numbers_beyond_floating_point_give_infinity_or_less_noise_and_never_an_exception(accountant):
+    def spent(sigma: float, rate: float) -> float:
+        sampling = "poisson" if rate < 1 else "none"
+        return account([(Mechanism("gaussian", sigma, "add/remove", sampling, rate), 2)], 1e-5, accountant).epsilon
+
+    assert spent(1e-200, 0.5) == spent(1e-200, 1.0) == math.inf
+    assert spent(1e-8, 0.5) > 1e15
+    assert spent(1e300, 0.5) == spent(1e300, 1.0) == 0.0
+    assert spent(1.0, 5e-324) < 1e-3
+
+
+def test_prv_refuses_at_once_what_it_would_refuse_after_minutes():
+    with pytest.raises(PrivacyError, match="beyond 500"):
+        account([(Mechanism("gaussian", 0.5, "add/remove", "poisson", 0.5), 1000)], 1e-5, "prv")

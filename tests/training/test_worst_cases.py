@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import ModelError
+from fedsim.errors import ModelError, PrivacyError
 from fedsim.randomness import ClientRandomness
 from fedsim.training import CohortResult, ExampleClipping, LocalWork, expressible, layout_of, train_cohort
 
@@ -189,3 +189,20 @@ def test_weights_of_a_server_cannot_make_a_refusal_tell_of_a_row() -> None:
         x[0, 5] = row
         randomness = [ClientRandomness(0, 1, 0)]
         train_cohort(copy.deepcopy(model), layout.flatten(start), x, y, [np.arange(60)], WORK, randomness)
+
+
+@pytest.mark.parametrize("kind", ["fedsgd", "fedavg"])
+def test_noise_that_single_precision_would_lose_is_refused(kind) -> None:  # type: ignore[no-untyped-def]
+    """The square of a deviation below 3e-23 is 0, and so was the noise, while the clipped gradients were all there."""
+    model, x, y = nn.Linear(4, 2), torch.randn(8, 4), torch.arange(8) % 2
+    start = layout_of(model).flatten(model.state_dict())
+
+    def update(norm: float, noise: float) -> Tensor:
+        work = LocalWork(kind, batch_size=4, example_dp=ExampleClipping(norm, noise, "poisson"))
+        return train_cohort(model, start, x, y, [np.arange(8)], work, [ClientRandomness(0, 1, 0)]).updates[0]
+
+    with pytest.raises(PrivacyError, match="clipping_norm 1e-22"):
+        update(1e-22, 1.0)
+    if kind == "fedsgd":
+        tiny = (update(1e-12, 1.0) - update(1e-12, 0.0)) * 1e12
+        assert torch.allclose(tiny, update(1.0, 1.0) - update(1.0, 0.0), rtol=1e-3, atol=1e-5)
