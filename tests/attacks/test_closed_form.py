@@ -320,7 +320,7 @@ def broken(case: str) -> Observation:
         ("adam", "adam"),
         ("tanh batch", "ReLU"),
         ("pooling", "MaxPool2d"),
-        ("convolution batch", "one example only"),
+        ("convolution batch", "at most for the gradient of one example"),
         ("residual", "chain"),
     ],
 )
