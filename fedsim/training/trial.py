@@ -102,7 +102,7 @@ def _random_rows(task: Task) -> Tensor:
     """A few inputs of the shape and type of the data, in which nothing of it shows."""
     rng, shape = torch.Generator().manual_seed(0), (2 * _WIDTH, *task.x.shape[1:])
     if task.x.is_floating_point():
-        return torch.rand(shape, generator=rng)  # within [0, 1), which also a model that takes columns for numbers reads
+        return torch.rand(shape, generator=rng)  # in [0, 1): a model that takes a column for an index finds one
     tables = [module.num_embeddings for module in task.model.modules() if isinstance(module, nn.Embedding)]
     return torch.randint(min(tables, default=2), shape, generator=rng)
 
