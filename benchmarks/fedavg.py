@@ -8,8 +8,9 @@ cost: memory and CPU time of one iteration at 5, 50 and 500 local steps, each in
 labels: errors of the label counts of 50 images of 100 classes, at E in {1, 5, 10} (design notes, 3.7).
 photographs: 8 images, E=2, batches of 4, reshuffled: breaching 0.1.2 reaches 16.2 dB (design notes, 3.3).
 table: the table of Dimitrov et al. 2022 on Omniglot by drawer and CIFAR-100 (needs ../shared/data), by method. As in
-    docs/attacks.md: --clients 2 --weights 1, and --data omniglot --iterations 12 --surrogate 300
-    or --data cifar100 --iterations 8 --surrogate 100; 220 and 300 CPU seconds a client.
+    docs/attacks.md, from noise: --data omniglot --clients 12 --iterations 60 --surrogate 0 --weights 0.01 0.1, 130 CPU
+    seconds a client; from the surrogate model: --clients 2 --weights 1, and --data omniglot --iterations 12
+    --surrogate 300 or --data cifar100 --iterations 8 --surrogate 100, 220 and 300.
 order: how much an update depends on the order of the data, by learning rate, and what the prior is worth there
     (as in docs/attacks.md: --clients 6 --iterations 100).
 defences: the attack under client-level clipping and noise, beside the accuracy that the federation keeps.
@@ -102,7 +103,7 @@ def photographs(iterations: int) -> None:
     work = LocalWork("fedavg", learning_rate=0.004, epochs=2, batch_size=4)
     observation = local_training(model, inputs, labels, work, 1)
     knowledge = Knowledge("image", SHAPE, 100, (low, high), labels=labels.sort().values)
-    methods = {"exact features": {"features": True}, **METHODS}
+    methods = {"exact features": {"features": True, "iterations": 20}, **METHODS}
     for name, chosen in methods.items():
         settings = FedAvgAttack.model_validate(
             {"name": "fedavg", "features": False, "iterations": iterations, "total_variation": 1e-4, **chosen}
