@@ -35,6 +35,7 @@ _SURE = 0.999  # for `exact`: the probability, in the attacker's judgement, that
 _FEW = 6  # predictions whose softmax equations are tried
 _HYPOTHESES = 120  # and with how many count vectors
 _SCALES = 400  # how many factors of a clipped gradient are tried
+_BALANCE = (0.1, 1.0, 10.0, 100.0)  # of classes, from a few of them to all alike
 _UNEXPECTED = 1e9  # odds against a clipped gradient where no clipping is known of
 
 
@@ -172,19 +173,20 @@ def _batch(
     means, spread, prior = _mean_softmax(observation, signal, noise, slopes, total)
     scales = _scales(observation, knowledge, slopes, means, free=signal.bias is None)
     estimates = total * (means[:, None] - slopes / scales[:, None])  # (groups, scales, classes)
-    left = scales[:, None] * (means[:, None] - nearest_counts(estimates, total) / total) - slopes
+    nearest = nearest_counts(estimates, total)
+    left = scales[:, None] * (means[:, None] - nearest / total) - slopes
     floor = (left.square().sum(-1).min() + (1e-6 * slopes.norm()) ** 2) / len(slopes)
-    variance = deviation**2 + (scales[:, None] * spread).square() + floor  # (scales, classes)
-    tails = (
-        2 * (left.square() / (3 * variance)).log1p()
-    )  # Student's t: how far a softmax may be off is only roughly known
-    fit = prior[:, None] - (tails + 0.5 * variance.log()).sum(-1)
+    doubt = (scales[:, None] * spread).square()
+    variance = deviation**2 + doubt + floor  # (scales, classes)
+    # Student's t with 3 degrees of freedom: how far a softmax may be off is only roughly known
+    tails = 2 * (left.square() / (3 * variance)).log1p()
+    fit = prior[:, None] + count_prior(nearest) - (tails + 0.5 * variance.log()).sum(-1)
     surprise = 0.0 if _clips(knowledge) else math.log(_UNEXPECTED)
     weights = (fit - torch.where(scales == 1, 0.0, surprise + math.log(len(scales)))).flatten().softmax(0)
     scale = float(scales[int(weights.argmax()) % len(scales)])
     estimate = weights @ estimates.flatten(0, 1)
     between = weights @ (estimates.flatten(0, 1) - estimate).square()
-    within = (weights.unflatten(0, (len(means), -1)).sum(0) / scales**2) @ variance
+    within = (weights.unflatten(0, (len(means), -1)).sum(0) / scales**2) @ (variance + 2 * doubt)  # that of the t
     error = (between + total**2 * within + total * _unequal_use(observation) / len(slopes)).sqrt()
     counts = nearest_counts(estimate, total)
     sure = float(torch.special.ndtr((0.5 - (estimate - counts).abs()) / error).prod())
@@ -273,6 +275,22 @@ def _unequal_use(observation: Observation) -> float:
     rest, epochs = examples % size, steps / math.ceil(examples / size)
     batches = 0.0 if rest == 0 else (rest / examples) * (size / rest - 1) ** 2 / max(epochs, 1.0)
     return batches + (epochs % 1) * (1 - epochs % 1) / epochs**2
+
+
+def count_prior(counts: Tensor) -> Tensor:
+    """Log-probability of counts (..., classes) before any gradient: Dirichlet-multinomial, balanced or not at all.
+
+    Without it a gradient that was clipped by an unknown factor is explained by whatever counts the least factor gives.
+    """
+    classes, total = counts.shape[-1], counts.sum(-1)
+    arrangements = torch.lgamma(total + 1) - torch.lgamma(counts + 1).sum(-1)
+    each = [
+        math.lgamma(classes * a)
+        - torch.lgamma(total + classes * a)
+        + (torch.lgamma(counts + a) - math.lgamma(a)).sum(-1)
+        for a in _BALANCE
+    ]
+    return arrangements + torch.stack(each).logsumexp(0) - math.log(len(_BALANCE))
 
 
 def nearest_counts(estimates: Tensor, total: int) -> Tensor:

@@ -23,7 +23,7 @@ from table_inversion import network
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsim.attacks.cell_confidence import CURVE, SHADOW, evidence, logistic, mode_shift, reliability
+from fedsim.attacks.cell_confidence import CURVE, SHADOW, evidence, log_odds, logistic, mode_shift, reliability
 from fedsim.attacks.ensemble import Problem, attack_rows, right_cells
 from fedsim.attacks.matching import Target
 from fedsim.attacks.shadow_rows import shadow_cells
@@ -130,7 +130,11 @@ def show(records: list[Record]) -> None:
     right = torch.cat([each.right for each in records])
     plain = torch.cat([torch.sigmoid(each.evidence @ others[each.source][0]) for each in records])
     shadowed = [torch.sigmoid(corrected(each, others[each.source][0]) @ others[each.source][1]) for each in records]
-    for title, said in (("the curve alone", plain), ("with a shadow batch", torch.cat(shadowed))):
+    in_use = torch.cat(
+        [torch.sigmoid(log_odds(r.evidence, mode_shift(log_odds(r.shadow[0]), r.shadow[1]))) for r in records]
+    )
+    curves = {"the curve alone": plain, "with a shadow batch": torch.cat(shadowed), "as it is in use": in_use}
+    for title, said in curves.items():
         loss = torch.nn.functional.binary_cross_entropy(said, right)
         print(f"{title}: {len(records)} batches, mean log loss {loss:.4f}")
         for b in reliability(said, right):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from functools import cache
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from fedsim.attacks.labels import LabelCounts, count_labels, labels, nearest_counts
+from fedsim.attacks.labels import LabelCounts, count_labels, count_prior, labels, nearest_counts
 from fedsim.attacks.last_layer import step_weights
 from fedsim.attacks.observation import Knowledge, Observation
 from fedsim.data import Dataset
@@ -134,6 +135,34 @@ def test_a_large_batch_states_its_error() -> None:
         covered.append(((found.estimate - truth(each, rows)).abs() <= 2 * found.error).double().mean())
     assert errors <= 0.03 * 12 * 64
     assert torch.stack(covered).mean() > 0.85
+
+
+@pytest.mark.parametrize("steps", [0, 20])
+def test_an_unknown_clipping_factor_is_in_the_error(steps: int) -> None:
+    """A large batch leaves the factor open: integers explain every one of them."""
+    each = data("digits")
+    model = copy.deepcopy(zoo("cnn-small"))
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for rows in torch.arange(64 * steps).reshape(-1, 64) % len(each.x_train):
+        optimiser.zero_grad()
+        F.cross_entropy(model(each.x_train[rows]), each.y_train[rows]).backward()
+        optimiser.step()
+    inside = []
+    for seed in range(6):
+        rows = some_rows(each, 256, seed)
+        clipped = gradient_of(model, each, rows, 0.1)
+        size = math.sqrt(sum(float(entry.square().sum()) for entry in clipped.update.values()))
+        defence = DefenceSection.model_validate({"client_dp": {"clipping_norm": size, "noise_multiplier": 1e-9}})
+        found = count_labels(clipped, knowledge_of(each, defence=defence))
+        inside.append(((found.estimate - truth(each, rows)).abs() <= 2 * found.error).double().mean())
+        assert float(found.error.mean()) < 20  # of 26 a class
+    assert torch.stack(inside).mean() > 0.85
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_prior_of_counts_is_a_distribution(classes: int) -> None:
+    every = [c for c in itertools.product(range(7), repeat=classes) if sum(c) == 6]
+    assert float(count_prior(torch.tensor(every).double()).exp().sum()) == pytest.approx(1)
 
 
 def test_a_trained_network_is_exact_or_says_that_it_is_not() -> None:
