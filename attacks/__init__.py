@@ -1,5 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server can infer from its transcript. Attacks read observations, never the simulator."""
+"""What a server can infer from its transcript. Attacks read observations, never the simulator.
+
+Begin with `observation` (what an attack is given, and gives back) and `evidence` (how a transcript becomes that). Each
+attack is the function of `ATTACKS`, in the module of its name; what else is here belongs to one of them:
+
+    labels              last_layer, softmax_batch
+    closed_form         lone_rows, layerwise
+    exact               exact_layer, exact_factors, exact_search, sparse_directions
+    gradient_matching   matching, matching_problem, priors, guess, feature_inversion, replica_gradients
+    tabular             row_search, row_spans, row_proof, dense_stack; ensemble, cell_confidence, shadow_rows
+    text                text_search
+    imprint             cells, fished; what the server sends: crafting, fishing
+    fedavg              fedavg_case, fedavg_problem, simulation, surrogate, epochs, short_batches, order_search
+    ladder              the attack `auto`: which of the others, and in which order
+    several             network (the layers of a model), descent, relaxation, units
+"""
 
 from __future__ import annotations
 

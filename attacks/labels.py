@@ -170,7 +170,7 @@ def _batch(
     """
     noise = noise_outputs(observation, knowledge, signal.layer)
     slopes, deviation = _slopes(signal, noise)
-    means, spread, prior = _mean_softmax(observation, signal, noise, slopes, total)
+    means, spread, prior = _mean_softmax(observation, signal, noise, total)
     scales = _scales(observation, knowledge, slopes, means, free=signal.bias is None)
     estimates = total * (means[:, None] - slopes / scales[:, None])  # (groups, scales, classes)
     nearest = nearest_counts(estimates, total)
@@ -211,7 +211,7 @@ def _slopes(signal: HeadGradient, noise: NoiseOutputs) -> tuple[Tensor, float]:
 
 
 def _mean_softmax(
-    observation: Observation, signal: HeadGradient, noise: NoiseOutputs, slopes: Tensor, total: int
+    observation: Observation, signal: HeadGradient, noise: NoiseOutputs, total: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Estimates of mean(p) (groups, classes), how far they may be off (classes,), and their prior log-weights.
 

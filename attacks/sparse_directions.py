@@ -190,25 +190,18 @@ def descend(space: Span, starts: Tensor, iterations: int = 400, first: float = 0
     return a.double()
 
 
-def rounded(space: Span, guesses: Tensor, off: Tensor | None = None, iterations: int = 14) -> Tensor:
-    """Reweighted least squares, w_j = 1 / (u_j^2 + mu^2) with mu falling to the noise, from guesses (r, k).
-
-    Where `off` (m', k) is given, it says which entries are thought to be zero, and makes the first step.
-    """
-    out = []
-    for part in range(0, guesses.shape[1], 32):
-        a = guesses[:, part : part + 32]
-        for t in range(iterations):
-            if off is not None and t == 0:
-                weights = off[:, part : part + 32].double() + 1e-3
-            else:
-                u = space.rows @ a
-                mu = u.abs().median(dim=0).values * 10.0 ** (-0.5 - 0.5 * t)
-                floor = ZERO * space.noise[:, None] * (space.spread @ a).norm(dim=0)
-                weights = 1 / (u * u + torch.maximum(mu, floor) ** 2)
+def rounded(space: Span, guesses: Tensor) -> Tensor:
+    """Reweighted least squares, w_j = 1 / (u_j^2 + mu^2) with mu falling to the noise, from guesses (r, k)."""
+    out = [guesses[:, :0]]
+    for a in guesses.split(32, 1):
+        for t in range(14):
+            u = space.rows @ a
+            mu = u.abs().median(dim=0).values * 10.0 ** (-0.5 - 0.5 * t)
+            floor = ZERO * space.noise[:, None] * (space.spread @ a).norm(dim=0)
+            weights = 1 / (u * u + torch.maximum(mu, floor) ** 2)
             a = least(space.rows, weights / weights.amax(0), a, 2 if t else 4)
         out.append(a[:, torch.isfinite(a).all(0)])
-    return torch.cat(out, 1) if out else guesses
+    return torch.cat(out, 1)
 
 
 def least(rows: Tensor, weights: Tensor, guesses: Tensor, iterations: int) -> Tensor:
