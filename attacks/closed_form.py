@@ -217,8 +217,8 @@ def _layer_by_layer(observation: Observation, knowledge: Knowledge, layers: tupl
     """One example before convolutions, from the end to the beginning."""
     if _used(observation) != 1 or client_gradient(observation) is None:
         raise AttackError(
-            f"this model begins with {type(layers[0].module).__name__}, through which closed-form goes, if at all, for the"
-            " gradient of one example only; use gradient-matching"
+            f"this model begins with {type(layers[0].module).__name__}, through which closed-form goes, if at all, for"
+            " the gradient of one example only; use gradient-matching"
         )
     observation = unclipped(observation, last_layer(observation, knowledge))
     flat = invert_layers(observation, knowledge, layers)

@@ -64,7 +64,7 @@ def _shapes(model: nn.Module, knowledge: Knowledge, layers: tuple[Layer, ...]) -
                 inputs = values.flatten(1) if isinstance(layer.module, nn.Linear) else values
                 values = layer.module(inputs)
                 shapes.append((inputs.shape[1:], values.shape[1:]))
-    except RuntimeError:
+    except (RuntimeError, ValueError, TypeError, AttributeError):  # a layer that wants, or gives, other than one tensor
         values = torch.empty(0)
     if values.shape != expected.shape or not torch.allclose(values, expected, atol=1e-5):
         raise AttackError(

@@ -283,6 +283,11 @@ def test_logistic_regression_with_more_examples_says_why_not() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+class _First(torch.nn.Module):
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        return given[0]
+
+
 def broken(case: str) -> Observation:
     each = data("digits")
     good = gradient_of(model_for(each, name="mlp"), each, [0])
@@ -305,6 +310,10 @@ def broken(case: str) -> Observation:
             return gradient_of(model_for(each, name="cnn"), each, [0])
         case "convolution batch":
             return gradient_of(model_for(each, name="cnn", variant="lenet"), each, [0, 1])
+        case "unknown layer":
+            model = torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.Flatten(0, 1), torch.nn.GRU(64, 10))
+            model = torch.nn.Sequential(model, _First(), torch.nn.Linear(10, 10))
+            return gradient_of(model, each, [0])
         case _:
             return gradient_of(model_for(each, name="resnet8", width=8), each, [0])
 
@@ -320,7 +329,8 @@ def broken(case: str) -> Observation:
         ("adam", "adam"),
         ("tanh batch", "ReLU"),
         ("pooling", "MaxPool2d"),
-        ("convolution batch", "at most for the gradient of one example"),
+        ("convolution batch", "one example only"),
+        ("unknown layer", "GRU|chain"),
         ("residual", "chain"),
     ],
 )
