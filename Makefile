@@ -52,6 +52,7 @@ test-deploy: .venv/installed
 
 # Bad replies, too few replies, full disks, killed processes: what was expected of each, and what happened.
 faults: .venv/installed
+	@$(BIN)/pip install -q -c constraints.txt -e ".[dev,ray]" || echo "no Ray here: its test will skip"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults --matrix
 
 lint: .venv/installed

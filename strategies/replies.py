@@ -19,6 +19,7 @@ from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedsim.federation.arrays import stack, to_flat, to_record
+from fedsim.federation.inline import told
 from fedsim.training import Layout
 
 
@@ -84,11 +85,11 @@ def read_replies(
                 raise ValueError(f"it replied {times[reply.metadata.src_node_id]} times in one round")
             fitting.append((client, *_content(reply.content, layout, limits)))
         except KeyError as error:
-            refused.append(Refusal(client, f"its {error} is missing"))
+            refused.append(Refusal(client, told(f"its {error} is missing")))
         except (ValueError, TypeError) as error:
-            refused.append(Refusal(client, str(error)))
+            refused.append(Refusal(client, told(str(error))))
         except Exception as error:  # whatever else somebody's bytes can cause
-            refused.append(Refusal(client, f"its reply cannot be read ({type(error).__name__}: {error})"))
+            refused.append(Refusal(client, told(f"its reply cannot be read ({type(error).__name__}: {error})")))
     norms = torch.linalg.vector_norm(stack([row for _, row, _ in fitting]), dim=1).tolist() if fitting else []
     arrivals = []
     for (client, row, numbers), norm in zip(fitting, norms, strict=True):

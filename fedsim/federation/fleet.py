@@ -19,13 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
 from fedsim.errors import RunError
-from fedsim.federation.inline import client_of, error_reply, node_of
+from fedsim.federation.inline import client_of, error_reply, node_of, told
 from fedsim.scenario import CohortSection
 
 POLL_SECONDS = (0.02, 1.0)
@@ -148,7 +148,7 @@ class FleetGrid(Grid):
         if reply.has_error():  # Flower reports a dead node from its own address, not from the node's
             if reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 self._silent.add(expected)
-            return Message(Error(reply.error.code, reply.error.reason), reply_to=message)
+            return error_reply(message, str(reply.error.reason), reply.error.code)
         if reply.metadata.src_node_id != expected:
             return error_reply(message, f"the reply came from node {reply.metadata.src_node_id}, not from {expected}")
         return Message(reply.content, reply_to=message)
@@ -197,7 +197,7 @@ class FleetGrid(Grid):
     def _introduce(self, node: int, reply: Message) -> None:
         log = logging.getLogger("fedsim")
         if reply.has_error():
-            log.warning("node %d does not say which client it is: %s", node, reply.error.reason)
+            log.warning("node %d does not say which client it is: %s", node, told(str(reply.error.reason)))
             return
         answer = reply.content.config_records.get("client")
         client, population = (answer.get("partition-id"), answer.get("num-partitions")) if answer else (None, None)
@@ -212,7 +212,8 @@ class FleetGrid(Grid):
         self._claims[node] = None
         log.warning(
             "node %d says that it is client %s of %s, but the scenario has %d clients, numbered from 0; start it"
-            " with another partition-id and num-partitions", node, client, population, self.population
+            " with another partition-id and num-partitions", node, told(str(client)), told(str(population)),
+            self.population,
         )  # fmt: skip
 
     def _is_its_own(self, node: int, client: int) -> bool:

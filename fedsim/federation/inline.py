@@ -19,6 +19,8 @@ from flwr.supercore.task_identity import TaskIdentity
 CohortHandler = Callable[[Sequence[Message], Sequence[Context]], list[Message]]
 SERVER_NODE = 1
 FIRST_NODE = 2
+LONGEST_REASON = 1000
+"""Characters of a reason of failure that are kept."""
 
 
 def node_of(client: int) -> int:
@@ -120,4 +122,11 @@ def one_by_one(app: ClientApp) -> CohortHandler:
 
 def error_reply(message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION) -> Message:
     """The reply of a client that could not do what it was asked."""
-    return Message(Error(code=code, reason=reason), reply_to=message)
+    return Message(Error(code=code, reason=told(reason)), reply_to=message)
+
+
+def told(reason: str) -> str:
+    """A reason as it may be shown and kept: it may be anybody's, of any length, and hold codes for a terminal."""
+    line = " ".join(reason[: 2 * LONGEST_REASON].split())
+    plain = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return plain if len(plain) <= LONGEST_REASON else f"{plain[:LONGEST_REASON]}..."

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 import fedsim
 from fedsim.federation.guard import always_answering
@@ -47,6 +47,11 @@ def arrays(change: Callable[[dict[str, Array]], dict[str, Array]]) -> Fault:
         return [Message(RecordDict({"arrays": record, "metrics": content["metrics"]}), reply_to=message)]
 
     return fault
+
+
+def endless_reason(message: Message, context: Context, honest: Honest) -> list[Message]:
+    """An error whose reason would fill the transcript, and clear the operator's screen."""
+    return [Message(Error(0, "\x1b[2J\n" + "x" * 10**6), reply_to=message)]
 
 
 def numbers(**change: float) -> Fault:
@@ -138,6 +143,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("corrupt bytes", data(lambda content: os.urandom(len(content))), "corrupt"),
     ("half of the bytes", data(lambda content: content[: len(content) // 2]), "corrupt"),
     ("a header that announces 4 TB", data(announced("(1000000000000,)")), "expected float32"),
+    ("a long reason with codes for a terminal", endless_reason, "?[2J"),
     ("bytes of a pickle", data(lambda content: b"\x80\x04K\x01."), "corrupt"),
 ]  # fmt: skip
 
@@ -177,4 +183,5 @@ def test_a_bad_reply(
     assert same
     assert [(line.round, line.client) for line in errors] == [(1, BAD), (2, BAD)]
     assert all(reason in str(line.reason) for line in errors)
+    assert all(str(line.reason).isprintable() and len(str(line.reason)) < 1100 for line in errors)
     assert (run.metrics.failures[1:] == 1).all()
