@@ -36,7 +36,7 @@ def ledger_rows(file: Path, delta: float) -> list[tuple[str, str]]:
         releases = len({(charge.run, charge.round, charge.attempt) for charge in charges})
         runs = len({charge.run for charge in charges})
         first, last = (_day(charge.time) for charge in (charges[0], charges[-1]))
-        rows.append(("", f"{releases} releases in {runs} runs, from {first} to {last} (UTC)"))
+        rows.append(("releases", f"{releases}, in {runs} run{'s' * (runs > 1)}, from {first} to {last} (UTC)"))
     return rows
 
 
