@@ -93,6 +93,10 @@ http {{
             proxy_ssl_verify on;
             proxy_ssl_name localhost;
             proxy_ssl_session_reuse on;
+            # Nothing is buffered in files: a worker that is not this folder's owner may not write them, and an outsider
+            # could fill the disk with them.
+            proxy_request_buffering off;
+            proxy_max_temp_file_size 0;
             proxy_connect_timeout 5s;
             proxy_read_timeout 300s;
         }}

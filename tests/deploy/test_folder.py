@@ -137,6 +137,8 @@ def test_the_environment_of_flower_is_quiet_and_stays_in_the_folder(
 def test_only_the_fleet_passes_the_proxy(made: Path) -> None:
     text = nginx(open_server(made))
     assert text.count("proxy_pass") == 1
+    for setting in ("proxy_request_buffering off;", "proxy_max_temp_file_size 0;", "client_max_body_size 16m;"):
+        assert setting in text  # nothing is written to a disk, which an outsider could fill
     (pattern,) = re.findall(r"location ~ (\S+)", text)
     for name in FLEET:
         assert re.match(pattern, f"/v1/fleet/{name}")
@@ -281,7 +283,7 @@ def test_the_ledger_is_shown_with_everything_that_an_epsilon_needs(
     assert main(["ledger", str(folder / "client-1"), "--delta", "1e-6"]) == 0
     shown = capsys.readouterr().out
     assert "at δ = 1e-06 (add/remove one example" in " ".join(shown.split())
-    assert "2 releases in 1 runs" in " ".join(shown.split())
+    assert "releases: 2, in 1 run, from" in " ".join(shown.split())
     assert main(["ledger", str(folder / "client-1/ledger.sqlite"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)["datasets"]["data"]
     assert data["spent"]["example"]["epsilon"] == pytest.approx(ledger.epsilon("data", "example", 1e-5))
