@@ -39,10 +39,11 @@ def main(agent, context):
 
     messages = [{{"dst_node_id": node["id"], "payload": "hello"}} for node in call("get_nodes")["nodes"]]
     sent = [result["message_id"] for result in call("push_messages", messages=messages)["results"]]
-    replies, until = [], time.monotonic() + 240
-    while len(replies) < len(sent) and time.monotonic() < until:
+    waiting, replies, until = set(sent), [], time.monotonic() + 240
+    while waiting and time.monotonic() < until:
         time.sleep(1)
-        replies += agent.grid._grid.pull_messages(sent)
+        replies += agent.grid._grid.pull_messages(waiting)
+        waiting -= {{reply.metadata.reply_to_message_id for reply in replies}}
     said = [reply.error.reason if reply.has_error() else dict(reply.content["client"]) for reply in replies]
     (Path({marks!r}) / "replies").write_text(str(said))
 """
