@@ -93,6 +93,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         layer: ReplicaLayer = ctx.layer
+        layer.returns += 1
         layer.keep(gradients[0])
         return (layer.input_gradient(gradients[0]) if ctx.needs_input_grad[0] else None), None, None
 
@@ -112,7 +113,7 @@ class ReplicaLayer:
     def __init__(self, original: nn.Module, prefix: str, batch: Batch) -> None:
         self.names = {name: prefix + name for name, p in original.named_parameters(recurse=False) if p is not None}
         self.batch = batch
-        self.calls = 0
+        self.calls, self.returns = 0, 0  # of the forward and of the backward pass
         self.factors: Factors | None = None  # in their place the weights are out of date
         self.examples: dict[str, Tensor] = {}  # gradients (K, B, n) of every example, where these are few numbers
 

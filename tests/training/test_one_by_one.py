@@ -118,6 +118,17 @@ class Random(nn.Module):
         return self.head(F.dropout(x.flatten(1), training=self.training))
 
 
+class Stepped(nn.Module):
+    """A layer behind which no gradient passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(128, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head((self.first(x.flatten(1)) > 0).float())
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(128, 8), nn.Tanh(), nn.Linear(8, 4))
     model[1].weight.requires_grad_(False)
@@ -131,6 +142,7 @@ ODD = {
     "by-weight": (ByWeight, "several replicas"),
     "centred": (Centred, "mixes"),
     "random": (Random, "random"),
+    "stepped": (Stepped, "no gradient"),
     "frozen": (frozen, "frozen"),
     "dropout": (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(128, 4)), "random"),
     "groups": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(144, 4)), "groups"),
