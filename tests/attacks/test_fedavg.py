@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 
 import pytest
@@ -228,6 +229,15 @@ def test_an_unknown_number_of_epochs_is_found_by_trial(shuffled: Observation) ->
     found = fedavg(asked, knowing(FOUR[1]), BRIEF.model_copy(update={"iterations": 60, "epochs": (1, 3, 9)}))
     assert "simulated 3 epochs" in found.notes[-1]
     assert "1 of 2: " in found.notes[0]
+
+
+def test_an_unknown_batch_size_is_found_by_trial(shuffled: Observation) -> None:
+    """Batches of 2 are 6 local steps; of 4, one half as many; of 1, twice as many."""
+    asked = replace(shuffled, work=replace(shuffled.work, batch_size=4))
+    found = fedavg(asked, knowing(FOUR[1]), BRIEF.model_copy(update={"iterations": 60, "batch_sizes": (4, 2, 1)}))
+    tried = dict(re.findall(r"3 of (\d): ([^,]+)", found.notes[0]))
+    assert set(tried) == {"4", "2", "1"}
+    assert min(tried, key=lambda size: float(tried[size])) == "2"
 
 
 def test_a_dense_layer_behind_convolutions_shows_the_images_in_any_order() -> None:
