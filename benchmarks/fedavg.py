@@ -9,8 +9,10 @@ labels: errors of the label counts of 50 images of 100 classes, at E in {1, 5, 1
 photographs: 8 images, E=2, batches of 4, reshuffled: breaching 0.1.2 reaches 16.2 dB (design notes, 3.3).
 table: the table of Dimitrov et al. 2022 on Omniglot by drawer and CIFAR-100 (needs ../shared/data), by method. As in
     docs/attacks.md, from noise: --data omniglot --clients 12 --iterations 60 --surrogate 0 --weights 0.01 0.1, 130 CPU
-    seconds a client; from the surrogate model: --clients 2 --weights 1, and --data omniglot --iterations 12
-    --surrogate 300 or --data cifar100 --iterations 8 --surrogate 100, 220 and 300.
+    seconds a client; its grid: --clients 2 (batches of 1: one) --weights 0.1 --settings 1x5 5x5 1x10 ... and CIFAR-100:
+    --data cifar100 --clients 2 --iterations 40 --weights 0.1, both with --methods; from the surrogate model: --clients
+    2 --weights 1, and --data omniglot --iterations 12 --surrogate 300 or --data cifar100 --iterations 8 --surrogate
+    100, 220 and 300.
 order: how much an update depends on the order of the data, by learning rate, and what the prior is worth there
     (as in docs/attacks.md: --clients 6 --iterations 100).
 defences: the attack under client-level clipping and noise, beside the accuracy that the federation keeps.
@@ -162,6 +164,7 @@ def main() -> None:
         "--weights", nargs="*", type=float, default=[0.1, 1.0, 10.0], help="of the prior, to choose from"
     )
     parser.add_argument("--settings", nargs="*", default=["10x5"], help="epochs x batch size")
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS), help="of the table")
     parser.add_argument("--data", nargs="*", default=["omniglot", "cifar100"])
     parser.add_argument("--folder", type=Path, default=Path("runs/fedavg-defences"))
     parser.add_argument("--one-iteration", type=int, help=argparse.SUPPRESS)
@@ -182,6 +185,7 @@ def main() -> None:
             settings,
             chosen.data,
             chosen.weights,
+            chosen.methods,
         ),
         "order": lambda: order(chosen.clients, chosen.iterations),
         "defences": lambda: defences(chosen.folder, chosen.iterations),

@@ -60,7 +60,7 @@ def local_training(
 def clients_of(data: str, count: int, work: LocalWork, images: int = 50) -> list[Client]:
     """Clients of 50 images: drawers of Omniglot, or random images of CIFAR-100; the networks of the paper.
 
-    A drawer has 42 images at most; what does not fill a batch is left out, as in the paper.
+    A drawer has 43 images at most; what does not fill a batch is left out, as in the paper.
     """
     file = np.load(SHARED / {"omniglot": "omniglot_by_drawer.npz", "cifar100": "cifar100.npz"}[data])
     x = torch.from_numpy(file["x_train"]).float() / 255

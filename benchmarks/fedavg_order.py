@@ -22,6 +22,8 @@ from fedsim.training import LocalWork
 
 ORDERS = 8
 RATES = (0.004, 0.02, 0.1, 0.3, 1.0)
+PAPER = (*(("omniglot", epochs, batch) for batch in (1, 5, 10) for epochs in (1, 5, 10)), ("cifar100", 10, 5))
+"""Data, epochs and batch sizes of the table of the paper."""
 TURNS = 3
 COMPARED = (0.02, 0.1, 0.3)
 PRIOR: dict[str, object] = {"prior_weight": (0.1, 1.0, 10.0)}
@@ -38,10 +40,10 @@ def order(clients: int, iterations: int) -> None:
             work = LocalWork("fedavg", learning_rate=rate, epochs=epochs, batch_size=batch)
             apart = mean_over_clients([between_orders(c) for c in digits_clients(clients, work, 4)])
             print(f"order E={epochs} B={batch} n=4 clients={clients} rate={rate:g}: {apart}", flush=True)
-    for name in ("omniglot", "cifar100") if SHARED.exists() else ():
-        work = LocalWork("fedavg", learning_rate=0.004, epochs=10, batch_size=5)
+    for name, epochs, batch in PAPER if SHARED.exists() else ():
+        work = LocalWork("fedavg", learning_rate=0.004, epochs=epochs, batch_size=batch)
         apart = mean_over_clients([between_orders(c) for c in clients_of(name, 2, work)])
-        print(f"order {name} E=10 B=5 clients=2 rate=0.004: {apart}", flush=True)
+        print(f"order {name} E={epochs} B={batch} clients=2 rate=0.004: {apart}", flush=True)
     for rate in COMPARED:
         work = LocalWork("fedavg", learning_rate=rate, epochs=5, batch_size=2)
         everybody = digits_clients(clients, work, 4)

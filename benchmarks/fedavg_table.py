@@ -50,6 +50,7 @@ def table(
     settings: Sequence[tuple[int, int]],
     data: Sequence[str],
     weights: Sequence[float],
+    methods: Sequence[str],
 ) -> None:
     """Images above 19 dB and mean PSNR by method, a line for each client as it is done, then means with intervals.
 
@@ -64,7 +65,7 @@ def table(
             everybody = clients_of(name, which.stop, work)
             for number in which:
                 client = everybody[number]
-                for method, quality in _one_client(client, iterations, surrogate, weights):
+                for method, quality in _one_client(client, iterations, surrogate, weights, methods):
                     found.setdefault(method, []).append(quality)
                     print(f"{title} n={len(client.labels)} client {number} {method}: {quality}", flush=True)
             for method, each in found.items():
@@ -78,9 +79,9 @@ def _print_means(title: str, each: Sequence[Quality]) -> None:
 
 
 def _one_client(
-    client: Client, iterations: int, surrogate: int, weights: Sequence[float]
+    client: Client, iterations: int, surrogate: int, weights: Sequence[float], methods: Sequence[str]
 ) -> Iterator[tuple[str, Quality]]:
-    """(method, Quality) of all methods, as they are done."""
+    """(method, Quality) of the start and of these methods, as they are done."""
     # From a start that is near the attack takes a tenth of its step: with 0.3 it is 0.03 of a standard deviation.
     start, further = None, FROM_NOISE if surrogate == 0 else {"learning_rate": 0.3}
     if surrogate:
@@ -89,7 +90,8 @@ def _one_client(
         start = answer.inputs
         yield ALONE, quality
         yield "one gradient from noise", _attempt(client, None, surrogate, METHODS["one gradient"])[1]
-    for method, chosen in METHODS.items():
+    for method in methods:
+        chosen = METHODS[method]
         if chosen.get("prior_weight"):
             chosen = {"prior_weight": tuple(weights)}
         copies = 1 if chosen.get("inputs") == "shared" else client.observation.work.epochs
