@@ -32,7 +32,7 @@ from fedsim.training.trial import Trial, mixes_examples, trial
 
 SMALLEST_DEVIATION = 1e-15  # of a step's noise: its square, and what is added to it, are far from what floats lose
 _PACKED = 1 << 14  # weights from which a product for one replica is worth a call
-_CHUNK_BYTES = 128 << 20  # what the replicas of a chunk may need in one step: more only costs memory
+_CHUNK_BYTES = 32 << 20  # what the replicas of a chunk may need in one step: about the last cache
 
 
 def train_cohort(

@@ -81,6 +81,18 @@ def test_packed_batches_change_nothing_either(federation, name, monkeypatch):
     torch.testing.assert_close(together.loss, padded.loss)
 
 
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize("name", ["cnn", "conv1d"])
+def test_convolutions_by_products_and_by_onednn_are_the_same(federation, name, work, monkeypatch):
+    """Which of the two is used is a question of the processor: bits may differ between processors, numbers not."""
+    found = []
+    for onednn in (False, True):
+        monkeypatch.setattr("fedsim.training.convolution._ONEDNN", onednn)
+        found.append(train_cohort(*federation(name, sizes=SIZES[:6]).arguments(work)))
+    torch.testing.assert_close(found[0].updates, found[1].updates, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found[0].loss, found[1].loss)
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 3, 9])
 def test_steps_kept_as_factors_are_plain_training(federation, epochs):
     """A large layer's first steps are kept as factors, and then become weights of its own."""
