@@ -60,15 +60,17 @@ def local_training(
 def clients_of(data: str, count: int, work: LocalWork, images: int = 50) -> list[Client]:
     """Clients of 50 images: drawers of Omniglot, or random images of CIFAR-100; the networks of the paper.
 
-    A drawer has 43 images at most; what does not fill a batch is left out, as in the paper.
+    A drawer has 47 images at most, those that the file keeps for tests among them; what does not fill a batch is left
+    out, as in the paper.
     """
     file = np.load(SHARED / {"omniglot": "omniglot_by_drawer.npz", "cifar100": "cifar100.npz"}[data])
-    x = torch.from_numpy(file["x_train"]).float() / 255
+    parts = ("train", "test") if data == "omniglot" else ("train",)
+    x, y = (np.concatenate([file[f"{name}_{part}"] for part in parts]) for name in ("x", "y"))
+    x, y = torch.from_numpy(x).float() / 255, torch.from_numpy(y).long()
     x = x.permute(0, 3, 1, 2) if x.dim() == 4 else x[:, None]
-    y = torch.from_numpy(file["y_train"]).long()
     order = np.random.default_rng(0)
     if data == "omniglot":
-        drawer = file["client_train"]
+        drawer = np.concatenate([file[f"client_{part}"] for part in parts])
         groups = [np.flatnonzero(drawer == each)[:images] for each in np.unique(drawer)]
         groups = sorted(groups, key=len, reverse=True)[:count]
         size = min(len(group) for group in groups)

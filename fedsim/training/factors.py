@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsim.training import products
+
 
 def steps_that_pay(outputs: int, inputs: int, rows: int) -> int:
     """How many steps are kept: until (xXᵀ)D costs as much as xWᵀ, and the factors have as many numbers as W."""
@@ -48,8 +50,11 @@ class Factors:
         self._used += self._rows
 
     def times_transposed(self, x: Tensor, into: Tensor) -> Tensor:
-        """x(W + DᵀX)ᵀ of the first replicas, in `into`: (k, R, I) gives (k, R, O)."""
-        torch.bmm(x, self._transposed.expand(len(x), -1, -1), out=into)
+        """x(W + DᵀX)ᵀ of the first replicas, in `into` or elsewhere: (k, R, I) gives (k, R, O)."""
+        if products.ONEDNN:
+            into = products.times_transposed(x.flatten(0, 1), self._start).view(into.shape)
+        else:
+            torch.bmm(x, self._transposed.expand(len(x), -1, -1), out=into)
         if self._used:
             past_x, past_d = self._past(len(x))
             into.baddbmm_(torch.bmm(past_x, x.transpose(1, 2)).transpose(1, 2), past_d)
@@ -66,7 +71,7 @@ class Factors:
         """Set `into` (k, O, I) to DᵀX of these replicas: one by one, so that it does not matter how many they are."""
         x, d = self._past(len(self._x))
         for one_x, one_d, one in zip(x[replicas].unbind(), d[replicas].unbind(), into.unbind(), strict=True):
-            torch.mm(one_d.t(), one_x, out=one)
+            products.write_sum_of_products(one_d, one_x, one)
 
     def write(self, into: Tensor) -> None:
         """Set `into` (k, O, I) to the matrices of the first replicas."""

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from fedsim.randomness import stream
+from fedsim.training import box_muller
 from fedsim.training.layout import replica_rows
 from fedsim.training.noise import NoiseStreams
 
@@ -62,31 +67,83 @@ def test_scale():
     torch.testing.assert_close(target, torch.tensor([[1.0], [4.0]]) * draw(2, 50))
 
 
-class Extreme:
-    """Bits that are all zero, which is the far end of the tail, and then one more number."""
+class Zero:
+    """A generator that gives a key of zeros and, for the end of the tail, one more number."""
 
-    bit_generator = property(lambda self: self)
-
-    def __init__(self, more: float) -> None:
+    def __init__(self, more: float = 0.5) -> None:
         self.more = more
 
-    def random_raw(self, count: int) -> np.ndarray:
-        return np.zeros(count, dtype=np.uint64)
+    def bytes(self, count: int) -> bytes:
+        return bytes(count)
 
     def random(self) -> float:
         return self.more
 
 
+class Silent:
+    """A cipher whose key stream is zero: the far end of the tail."""
+
+    def update_into(self, plain: memoryview, into: memoryview) -> None:
+        into[: len(plain)] = bytes(len(plain))
+
+
 @pytest.mark.parametrize(("more", "bits"), [(0.0, 31 + 54), (2.0**-20, 31 + 20), (0.5, 32)])
 def test_the_tail_goes_beyond_what_a_word_can_say(more: float, bits: int):
     target = torch.zeros(1, 9)
-    NoiseStreams([Extreme(more)], target.shape[1]).write(target, torch.ones(1))  # type: ignore[list-item]
+    noise = NoiseStreams([Zero(more)], target.shape[1])  # type: ignore[list-item]
+    noise._ciphers = [Silent()]  # type: ignore[list-item]
+    noise.write(target, torch.ones(1))
     assert target.abs().max() == pytest.approx(np.sqrt(2 * bits * np.log(2)), rel=1e-5)
+
+
+def test_the_bits_are_the_key_stream_of_aes():
+    _, bits = NoiseStreams([Zero()], 4)._draw(range(1), 2)  # type: ignore[list-item]
+    # AES-128 of a block of zeros under a key of zeros: H of test case 1 in the specification of GCM
+    assert bits.tobytes().hex() == "66e94bd4ef8a2c3b884cfa59ca342b2e"
+
+
+def exact(uniforms: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """The Box-Muller transform in double precision, from 2³¹·u and from the bits of the angle."""
+    angles = bits[:, uniforms.shape[1] :].astype(np.int64)
+    a = ((angles & (2**30 - 1)) - ((angles & 2**29) << 1)) * np.pi * 2.0**-31
+    circle = np.where(angles >= 0, np.cos(a), -np.cos(a)), np.sin(a)
+    swapped = (angles >> 30) & 1 == 1
+    first, second = np.where(swapped, circle[1], circle[0]), np.where(swapped, circle[0], circle[1])
+    radius = np.sqrt(-2 * np.log(uniforms.astype(np.float64) * 2.0**-31))
+    return np.concatenate([radius * first, radius * second], axis=1)
+
+
+def test_box_muller_against_double_precision():
+    """Everywhere, the ends of u and of the angle among them, to a few roundings."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(-(2**31), 2**31, (3, 200_000), dtype=np.int32)
+    bits[0, :4] = [-(2**31), 2**31 - 1, -1, 0]
+    bits[1, 100_000:100_006] = [-(2**31), 2**31 - 1, -1, 0, 2**29 - 1, 2**29]
+    uniforms = np.empty((3, 100_000), np.float32)
+    box_muller.write_uniforms(bits, uniforms)
+    uniforms[2, :60] = 2.0 ** np.arange(-54, 6)
+    found = np.empty(bits.shape, np.float32)
+    box_muller.write_normals(uniforms, bits, np.full(3, -2, np.float32), found)
+    truth = exact(uniforms, bits)
+    np.testing.assert_allclose(found, truth, rtol=6e-7, atol=1e-7)
+    assert box_muller.write_uniforms(np.array([[0, -1, 1, -2]], np.int32), np.empty((1, 4), np.float32)) == 4
+
+
+def test_the_numbers_are_the_same_on_every_processor():
+    """Nothing in them is fused or taken from a library: compiled for a processor without vectors they are the same."""
+    program = (
+        "import sys, torch; from fedsim.randomness import stream; from fedsim.training.noise import NoiseStreams; "
+        "row = torch.zeros(1, 1001); NoiseStreams([stream(0, 'noise', 0)], 1001).write(row, torch.ones(1)); "
+        "sys.stdout.buffer.write(row.numpy().tobytes())"
+    )
+    plain = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    found = subprocess.run([sys.executable, "-c", program], env=plain, capture_output=True, check=True).stdout
+    assert found == draw(1, 1001).numpy().tobytes()
 
 
 @pytest.mark.parametrize("length", [100, 3001, 40_000, 140_001])
 def test_many_steps_do_not_depend_on_who_drops_out(length):
-    """Short rows are drawn several at a time; neither the blocks nor the company change a replica's noise."""
+    """Short rows are made several at a time; neither that nor the company changes a replica's noise."""
     together = NoiseStreams([stream(0, "noise", k) for k in range(3)], length)
     alone = NoiseStreams([stream(0, "noise", 0)], length)
     rows = []
