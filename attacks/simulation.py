@@ -5,8 +5,8 @@
 
 is the client's own arithmetic (SGD with momentum and weight decay, or Adam), for K replicas at once: K clients, or K
 starts of one. The gradient of any distance d(w_T - w_0) with respect to all inputs is found by running backwards
-through the steps; only every sqrt(T)-th state is kept, and what lies between is computed again (Chen et al. 2016), so
-memory grows with the square root of the number of steps.
+through the steps; only some states are kept, and what lies between is computed again (Chen et al. 2016): with segments
+of sqrt(T/2) steps memory grows with the square root of the number of steps.
 """
 
 from __future__ import annotations
@@ -133,26 +133,24 @@ class Simulator:
         """d(w_T - w_0), and its gradient with respect to the inputs of every step.
 
         `last` truncates: only the last so many steps are differentiated through, the others get the gradient zero.
-        `segment` is the number of steps whose graph is held at once; by default sqrt(T).
+        `segment` is the number of steps whose graph is held at once. With s of them T/s states are held, too, and the
+        graph of a step is about twice a state: s = sqrt(T/2) is the least.
         """
-        segment = segment or max(_HELD_ANYWAY, math.isqrt(len(steps)))
+        segment = segment or max(_HELD_ANYWAY, math.isqrt(len(steps) // 2))
         if segment >= len(steps) and last is None:
             return self._slope_at_once(steps, distance)
-        borders = list(range(0, len(steps), segment))
-        states = self._states(steps, borders)
-        end = states[-1].detached()
+        *states, reached = self._states(steps, segment)
+        end = reached.detached()
         value = distance(end.weights - self.start)
         cotangents = torch.autograd.grad(value, end.tensors(), allow_unused=True, materialize_grads=True)
-        gradients = [torch.zeros_like(step.inputs) for step in steps]
         earliest = 0 if last is None else max(0, len(steps) - last)
-        for border, state in zip(reversed(borders), reversed(states[:-1]), strict=True):
-            if border + segment <= earliest:
-                break
-            chosen = range(border, min(border + segment, len(steps)))
-            cotangents, found = self._backwards(state, [steps[t] for t in chosen], cotangents)
-            for t, gradient in zip(chosen, found, strict=True):
-                gradients[t] = gradient if t >= earliest else gradients[t]
-        return value.detach(), gradients
+        gradients: list[Tensor] = []  # from the last step to the first
+        while states and len(steps) - len(gradients) > earliest:
+            some = steps[segment * (len(states) - 1) : len(steps) - len(gradients)]
+            cotangents, found = self._backwards(states.pop(), some, cotangents)
+            gradients += reversed(found)
+        untouched = [torch.zeros_like(step.inputs) for step in steps[:earliest]]
+        return value.detach(), untouched + gradients[: len(steps) - earliest][::-1]
 
     def _slope_at_once(self, steps: Sequence[Step], distance: Distance) -> tuple[Tensor, list[Tensor]]:
         """The same in one go, where the graph of all steps can be held."""
@@ -164,13 +162,13 @@ class Simulator:
         value = distance(state.weights - self.start)
         return value.detach(), list(torch.autograd.grad(value, inputs))
 
-    def _states(self, steps: Sequence[Step], borders: Sequence[int]) -> list[State]:
-        """The states at the borders, and the last one."""
+    def _states(self, steps: Sequence[Step], segment: int) -> list[State]:
+        """The states before the first step of every segment, and the last one."""
         kept: list[State] = []
         with torch.no_grad():
             state = self.begin(len(steps[0].inputs))
             for t, step in enumerate(steps):
-                if t in borders:
+                if t % segment == 0:
                     kept.append(state)
                 state = self.advance(state, step)
         return [*kept, state]
