@@ -168,9 +168,9 @@ class SystemRandomness(ClientRandomness):
         """Which examples go into which batch: amplification by sampling rests on their secrecy."""
         return secure_generator()
 
-    def noise(self) -> np.random.Generator:
-        """Not drawn from: see add_noise."""
-        return secure_generator()
+    def noise_key(self) -> bytes:
+        """Not used: see add_noise."""
+        return os.urandom(16)
 
     def client_noise(self) -> np.random.Generator:
         """Not drawn from: see add_noise."""

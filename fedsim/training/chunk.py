@@ -55,8 +55,8 @@ class Chunk:
             self._weights.copy_(task.start)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
-        generators = [client.randomness.noise() for client in clients] if private else []
-        self._noise = NoiseStreams(generators, layout.parameters)
+        keys = [client.randomness.noise_key() for client in clients] if private else []
+        self._noise = NoiseStreams(keys, layout.parameters)
         model.load_constants(task.start)
 
     @torch.no_grad()

@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.training import ghost
+from fedsim.training import ghost, products
 from fedsim.training.layers import Batch, ReplicaLayer
 
 _SCRATCH = 1 << 19  # numbers in a matrix of patches: 2 MB, near the cache of one core
-_CPU = Path("/proc/cpuinfo")
-_ONEDNN = _CPU.is_file() and "AuthenticAMD" in _CPU.read_text()
 
 
 class ReplicaConv(ReplicaLayer):
@@ -62,18 +59,17 @@ class ReplicaConv(ReplicaLayer):
         outputs = self.weight.shape[1]
         y = self.batch.new(x, image.shape[0], *self._out, outputs)
         into = self.batch.by_replica(y, self.batch.width, -1, outputs)
-        (self._convolve if _ONEDNN else self._multiply)(into)
-        if self.bias is not None:
-            for own, bias in zip(self.batch.each(into), self.bias.unbind(), strict=True):
-                own.add_(bias)
+        (self._convolve if products.ONEDNN else self._multiply)(into)
         output = y.permute(0, 3, 1, 2)
         return output.squeeze(2) if self._flat else output
 
     def _convolve(self, into: Tensor) -> None:
         """The outputs (K, B, m·L, O), by oneDNN."""
-        for images, kernel, own in zip(self._images(), self.weight.unbind(), self.batch.each(into), strict=True):
+        biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind()
+        replicas = zip(self._images(), self.weight.unbind(), biases, self.batch.each(into), strict=True)
+        for images, kernel, bias, own in replicas:
             if len(own):
-                found = F.conv2d(images, kernel, None, self._stride, 0, self._dilation)
+                found = F.conv2d(images, kernel, bias, self._stride, 0, self._dilation)
                 own.copy_(found.permute(0, 2, 3, 1).reshape(own.shape))
 
     def _images(self) -> list[Tensor]:
@@ -90,6 +86,9 @@ class ReplicaConv(ReplicaLayer):
                 torch.bmm(patches, kernels[k].expand(patches.shape[0], -1, -1), out=output)
             else:
                 torch.mm(patches.flatten(0, 1), kernels[k], out=output.flatten(0, 1))
+        if self.bias is not None:
+            for own, bias in zip(self.batch.each(into), self.bias.unbind(), strict=True):
+                own.add_(bias)
 
     def _look(self, image: Tensor) -> Tensor:
         """The windows (K, B, m, out, out, h, w, C) of the kernel on an image (K, B, m, H, W, C): overlapping views."""
@@ -210,7 +209,7 @@ class ReplicaConv(ReplicaLayer):
 
     def _sum(self, d: Tensor) -> Tensor:
         """(K, O, C, h, w): the sum of the gradients of all examples of each replica."""
-        if _ONEDNN:
+        if products.ONEDNN:
             return self._sum_by_convolution(d)
         if self._narrow:
             return self._as_kernels(self.batch.weighted_sums(self._gradients(), None))

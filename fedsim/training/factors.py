@@ -29,7 +29,7 @@ class Factors:
 
     def __init__(self, start: Tensor, replicas: int, rows: int, steps: int) -> None:
         outputs, inputs = start.shape
-        self._start, self._transposed, self._rows = start, start.t().contiguous(), rows
+        self._start, self._rows = start, rows
         self._x, self._d = torch.empty(replicas, steps * rows, inputs), torch.empty(replicas, steps * rows, outputs)
         self._used = 0
 
@@ -51,13 +51,10 @@ class Factors:
 
     def times_transposed(self, x: Tensor, into: Tensor) -> Tensor:
         """x(W + DᵀX)ᵀ of the first replicas, in `into` or elsewhere: (k, R, I) gives (k, R, O)."""
-        if products.ONEDNN:
-            into = products.times_transposed(x.flatten(0, 1), self._start).view(into.shape)
-        else:
-            torch.bmm(x, self._transposed.expand(len(x), -1, -1), out=into)
+        into = products.times_shared(x, self._start, into)
         if self._used:
             past_x, past_d = self._past(len(x))
-            into.baddbmm_(torch.bmm(past_x, x.transpose(1, 2)).transpose(1, 2), past_d)
+            into.baddbmm_(torch.bmm(x, past_x.transpose(1, 2)), past_d)
         return into
 
     def times(self, d: Tensor, into: Tensor) -> None:

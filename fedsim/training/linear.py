@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedsim.training import ghost
+from fedsim.training import ghost, products
 from fedsim.training.factors import Factors, steps_that_pay
 from fedsim.training.layers import ReplicaLayer
+from fedsim.training.products import LARGE
 
-_LARGE = 1 << 14  # weights from which a product is best added in place, which PyTorch does replica by replica
 _NARROW = 16  # outputs below which W xᵀ takes half the time of x Wᵀ
 
 
@@ -27,7 +27,7 @@ class ReplicaLinear(ReplicaLayer):
         """Prepare for replicas that share the weights `start`; of their steps `steps` may be kept as factors."""
         super().begin(start, steps)
         self._start = start[self.names["weight"]]
-        self._steps = steps if self._start.numel() >= _LARGE else 0
+        self._steps = steps if self._start.numel() >= LARGE else 0
 
     def _use_factors(self) -> None:
         """Begin to keep factors in the first step, where it pays; end when there are too many."""
@@ -59,30 +59,26 @@ class ReplicaLinear(ReplicaLayer):
         return y
 
     def _compute_packed(self, into: Tensor) -> None:
-        """Y replica by replica, each with as many rows as it has; see `_times_weights`."""
-        weights, biases = self.weight.unbind(), self.bias.unbind() if self.bias is not None else None
-        shared = self.weight[0].t().contiguous() if self.weight.stride(0) == 0 else None
+        """Y replica by replica, each with as many rows as it has."""
+        if self.weight.stride(0) == 0:
+            into.copy_(products.times_shared(self._x, self.weight[0], into))
         for k, (x, y) in enumerate(zip(self.batch.each(self._x), self.batch.each(into), strict=True)):
-            if shared is not None or len(x) < 8:
-                torch.mm(x, weights[k].t() if shared is None else shared, out=y)
-            else:
-                y.copy_(torch.mm(weights[k], x.t()).t())
-            if biases is not None:
-                y.add_(biases[k])
+            if self.weight.stride(0):
+                products.times_own(x, self.weight[k], y)
+            if self.bias is not None:
+                y.add_(self.bias[k])
 
     def _times_weights(self, into: Tensor) -> Tensor:
-        """X Wᵀ, in `into` or elsewhere.
-
-        For few rows, MKL spends several times more on packing a large transposed W than on the product itself. So where
-        all replicas share W (the first step) it is transposed once, and else the small x is transposed: W xᵀ.
-        """
+        """X Wᵀ, in `into` or elsewhere."""
         x, weight = self._x, self.weight
         if self.factors is not None:
             return self.factors.times_transposed(x, into)
-        if weight[0].numel() >= _LARGE and 8 <= x.shape[1] <= 48:
-            if weight.stride(0) == 0:
-                return torch.bmm(x, weight[0].t().contiguous().expand(len(x), -1, -1), out=into)
-            return torch.bmm(weight, x.transpose(1, 2).contiguous()).transpose(1, 2)
+        if weight.stride(0) == 0 and (products.ONEDNN or weight[0].numel() >= LARGE):
+            return products.times_shared(x, weight[0], into)
+        if weight[0].numel() >= LARGE:
+            for own, matrix, product in zip(x.unbind(), weight.unbind(), into.unbind(), strict=True):
+                products.times_own(own, matrix, product)
+            return into
         if weight.shape[1] < _NARROW:
             return torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)
         return torch.bmm(x, weight.transpose(1, 2), out=into)
@@ -151,7 +147,7 @@ class ReplicaLinear(ReplicaLayer):
                 own.addmm_(d_k.t(), x, alpha=scale)
         elif self.factors is not None:
             self.factors.add(self._x, d, scale)
-        elif target[0].numel() >= _LARGE:
+        elif target[0].numel() >= LARGE:
             target.baddbmm_(d.transpose(1, 2), self._x, alpha=scale)  # the step of SGD and the gradient are one
         else:
             target.add_(torch.bmm(d.transpose(1, 2), self._x), alpha=scale)

@@ -22,15 +22,14 @@ _PIECE = 1 << 16  # numbers that are made at a time, so that they and their bits
 class NoiseStreams:
     """The noise of several replicas, rows of n numbers, each from its own stream; a row is a step's noise.
 
-    A stream is the AES-128 key stream of a key that the replica's generator gives; so it depends on no other replica.
+    A stream is the key stream of AES-128 in counter mode, under the key of the replica.
     """
 
-    def __init__(self, generators: Sequence[np.random.Generator], length: int) -> None:
-        self._generators = generators
-        keys = [algorithms.AES(generator.bytes(16)) for generator in generators]
-        self._ciphers = [Cipher(key, modes.CTR(bytes(16))).encryptor() for key in keys]
+    def __init__(self, keys: Sequence[bytes], length: int) -> None:
+        start = modes.CTR(bytes(16))
+        self._ciphers = [Cipher(algorithms.AES(key), start).encryptor() for key in keys]
         longest = min(length, _PIECE)
-        self._together = max(1, min(len(generators), _PIECE // max(1, length)))  # short rows are made several at a time
+        self._together = max(1, min(len(keys), _PIECE // max(1, length)))  # short rows are made several at a time
         pairs = (longest + 1) // 2
         self._plain = memoryview(bytes(8 * pairs))
         self._bits = bytearray(8 * pairs * self._together + 16)  # a cipher wants a block more than it writes
@@ -71,6 +70,6 @@ class NoiseStreams:
         uniforms = self._uniforms[: len(replicas) * pairs].reshape(len(replicas), -1)
         if write_uniforms(bits, uniforms):
             for k, i in np.argwhere(uniforms < TAIL).tolist():
-                more = self._generators[replicas[k]].random()
-                uniforms[k, i] = math.floor(float(uniforms[k, i])) + max(more, 2.0**-54)
+                more = int.from_bytes(self._ciphers[replicas[k]].update(bytes(8))) >> 11
+                uniforms[k, i] = math.floor(float(uniforms[k, i])) + max(more, 0.5) * 2.0**-53
         return uniforms, bits

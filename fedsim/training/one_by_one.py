@@ -27,7 +27,7 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = _optimiser(parameters, work)
     forward = model if work.example_dp is None else _per_example(model)
-    noise = NoiseStreams([client.randomness.noise()], layout.parameters)
+    noise = NoiseStreams([client.randomness.noise_key()], layout.parameters)
     total = 0.0
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus's hook on the first layer

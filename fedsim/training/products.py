@@ -15,19 +15,39 @@ from torch import Tensor
 
 _CPU = Path("/proc/cpuinfo")
 ONEDNN = _CPU.is_file() and "AuthenticAMD" in _CPU.read_text() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_DEEP = 32  # terms of a sum from which oneDNN's product makes up for its call, and for a copy of the result
+LARGE = 1 << 14  # numbers in a matrix from which a product is worth a call for every replica
+_FEW = 8  # rows below which a call of oneDNN costs more than it saves
+_DEEP = 32  # terms of a sum from which it makes up for the copy of its result
 
 
 def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """X Wᵀ: (n, I) and (O, I) give (n, O).
+    """X Wᵀ by oneDNN: (n, I) and (O, I) give (n, O).
 
-    In oneDNN a row of the result has the same bits whatever the other rows are and however many, so that the rows of
-    all replicas may be multiplied together; but a row alone is computed by another routine, and so it is doubled.
+    A row of the result has the same bits whatever the other rows are and however many, so that the rows of all replicas
+    may be multiplied together; but a row alone is computed by another routine, and so it is doubled.
     """
     if len(x) == 1:
         return times_transposed(x.expand(2, -1), weight)[:1]
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
+
+
+def times_shared(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
+    """X Wᵀ with one W (O, I) for all replicas, in `into` or elsewhere: (K, R, I) gives (K, R, O)."""
+    if ONEDNN:
+        return times_transposed(x.flatten(0, 1), weight).view(into.shape)
+    # For few rows, MKL spends several times more on packing a large transposed W than on the product itself.
+    return torch.bmm(x, weight.t().contiguous().expand(len(x), -1, -1), out=into)
+
+
+def times_own(x: Tensor, weight: Tensor, into: Tensor) -> None:
+    """Set `into` (R, O) to x Wᵀ, of (R, I) and a large (O, I)."""
+    if len(x) < _FEW:
+        torch.mm(x, weight.t(), out=into)
+    elif ONEDNN:
+        into.copy_(times_transposed(x, weight))
+    else:
+        into.copy_(torch.mm(weight, x.t()).t())  # the small x is packed, not the large W
 
 
 def write_sum_of_products(d: Tensor, x: Tensor, into: Tensor) -> None:

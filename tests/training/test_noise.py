@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedsim.randomness import stream
+from fedsim.randomness import key
 from fedsim.training import box_muller
 from fedsim.training.layout import replica_rows
 from fedsim.training.noise import NoiseStreams
@@ -20,8 +20,8 @@ from fedsim.training.noise import NoiseStreams
 
 def draw(rows: int, length: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
     target = replica_rows(rows, length).zero_()
-    generators = [stream(seed, "noise", k) for k in range(rows)]
-    NoiseStreams(generators, length).write(target, torch.full((rows,), deviation))
+    keys = [key(seed, "noise", k) for k in range(rows)]
+    NoiseStreams(keys, length).write(target, torch.full((rows,), deviation))
     return target
 
 
@@ -53,7 +53,7 @@ def test_the_two_numbers_of_a_pair_are_independent():
 
 
 def test_steps_go_on_in_the_stream():
-    noise = NoiseStreams([stream(0, "noise", 0)], 100)
+    noise = NoiseStreams([key(0, "noise", 0)], 100)
     first, second = replica_rows(1, 100).zero_(), replica_rows(1, 100).zero_()
     noise.write(first, torch.ones(1))
     noise.write(second, torch.ones(1))
@@ -63,41 +63,35 @@ def test_steps_go_on_in_the_stream():
 
 def test_scale():
     target = torch.full((2, 50), 3.0)
-    NoiseStreams([stream(0, "noise", k) for k in range(2)], 50).write(target, torch.tensor([1.0, 4.0]))
+    NoiseStreams([key(0, "noise", k) for k in range(2)], 50).write(target, torch.tensor([1.0, 4.0]))
     torch.testing.assert_close(target, torch.tensor([[1.0], [4.0]]) * draw(2, 50))
 
 
-class Zero:
-    """A generator that gives a key of zeros and, for the end of the tail, one more number."""
-
-    def __init__(self, more: float = 0.5) -> None:
-        self.more = more
-
-    def bytes(self, count: int) -> bytes:
-        return bytes(count)
-
-    def random(self) -> float:
-        return self.more
-
-
 class Silent:
-    """A cipher whose key stream is zero: the far end of the tail."""
+    """A cipher whose key stream is zero, the far end of the tail, and where more bits are asked for, these."""
+
+    def __init__(self, more: float) -> None:
+        self.more = int(more * 2**64).to_bytes(8)
 
     def update_into(self, plain: memoryview, into: memoryview) -> None:
         into[: len(plain)] = bytes(len(plain))
+
+    def update(self, plain: bytes) -> bytes:
+        assert len(plain) == 8
+        return self.more
 
 
 @pytest.mark.parametrize(("more", "bits"), [(0.0, 31 + 54), (2.0**-20, 31 + 20), (0.5, 32)])
 def test_the_tail_goes_beyond_what_a_word_can_say(more: float, bits: int):
     target = torch.zeros(1, 9)
-    noise = NoiseStreams([Zero(more)], target.shape[1])  # type: ignore[list-item]
-    noise._ciphers = [Silent()]  # type: ignore[list-item]
+    noise = NoiseStreams([bytes(16)], target.shape[1])
+    noise._ciphers = [Silent(more)]  # type: ignore[list-item]
     noise.write(target, torch.ones(1))
     assert target.abs().max() == pytest.approx(np.sqrt(2 * bits * np.log(2)), rel=1e-5)
 
 
 def test_the_bits_are_the_key_stream_of_aes():
-    _, bits = NoiseStreams([Zero()], 4)._draw(range(1), 2)  # type: ignore[list-item]
+    _, bits = NoiseStreams([bytes(16)], 4)._draw(range(1), 2)
     # AES-128 of a block of zeros under a key of zeros: H of test case 1 in the specification of GCM
     assert bits.tobytes().hex() == "66e94bd4ef8a2c3b884cfa59ca342b2e"
 
@@ -132,8 +126,8 @@ def test_box_muller_against_double_precision():
 def test_the_numbers_are_the_same_on_every_processor():
     """Nothing in them is fused or taken from a library: compiled for a processor without vectors they are the same."""
     program = (
-        "import sys, torch; from fedsim.randomness import stream; from fedsim.training.noise import NoiseStreams; "
-        "row = torch.zeros(1, 1001); NoiseStreams([stream(0, 'noise', 0)], 1001).write(row, torch.ones(1)); "
+        "import sys, torch; from fedsim.randomness import key; from fedsim.training.noise import NoiseStreams; "
+        "row = torch.zeros(1, 1001); NoiseStreams([key(0, 'noise', 0)], 1001).write(row, torch.ones(1)); "
         "sys.stdout.buffer.write(row.numpy().tobytes())"
     )
     plain = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
@@ -144,8 +138,8 @@ def test_the_numbers_are_the_same_on_every_processor():
 @pytest.mark.parametrize("length", [100, 3001, 40_000, 140_001])
 def test_many_steps_do_not_depend_on_who_drops_out(length):
     """Short rows are made several at a time; neither that nor the company changes a replica's noise."""
-    together = NoiseStreams([stream(0, "noise", k) for k in range(3)], length)
-    alone = NoiseStreams([stream(0, "noise", 0)], length)
+    together = NoiseStreams([key(0, "noise", k) for k in range(3)], length)
+    alone = NoiseStreams([key(0, "noise", 0)], length)
     rows = []
     for step in range(12):
         many, one = torch.zeros(3 if step < 5 else 1, length), torch.zeros(1, length)
