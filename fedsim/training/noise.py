@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-_PIECE = 1 << 16  # numbers that are made at a time, so that they and their bits stay in the cache
+_PIECE = 1 << 17  # numbers that are made at a time, so that they and their bits stay in the cache
 
 
 class NoiseStreams:
