@@ -55,8 +55,8 @@ class Chunk:
             self._weights.copy_(task.start)
         self._optimiser = optimiser_for(self._weights[:, : layout.parameters], work)
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
-        keys = [client.randomness.noise_key() for client in clients] if private else []
-        self._noise = NoiseStreams(keys, layout.parameters)
+        noisy = work.example_dp is not None and work.example_dp.noise_multiplier > 0
+        self._noise = NoiseStreams([c.randomness.noise_key() for c in clients], layout.parameters) if noisy else None
         model.load_constants(task.start)
 
     @torch.no_grad()
@@ -126,7 +126,7 @@ class Chunk:
     def _begin_with_noise(self, active: int, dp: ExampleClipping) -> None:
         """Set the gradients of the active clients to σC·N(0, I)/B, to which the clipped sums are then added."""
         count, parameters = self._count, self._model.layout.parameters
-        if not dp.noise_multiplier:
+        if self._noise is None:
             self._gradient[:count].zero_()
             return
         deviations = dp.noise_multiplier * dp.clipping_norm / self._batch_sizes[:active]

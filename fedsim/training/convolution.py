@@ -9,9 +9,8 @@ when it is needed again: writing all of it to memory and reading it back would t
 Images are kept channels-last: a patch is then a few contiguous pieces of memory, a product writes its output where it
 belongs, and PyTorch's pooling is several times faster.
 
-That is so with MKL's products on Intel's processors. On AMD's, where MKL does without the widest vector instructions,
-oneDNN's own convolutions take less than half the time, replica by replica; only the gradients of single examples are
-products there, too.
+That is so with MKL's products on Intel's processors. On some of AMD's (see `products`) oneDNN's own convolutions take
+less than half the time, replica by replica; only the gradients of single examples are products there, too.
 """
 
 from __future__ import annotations

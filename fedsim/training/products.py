@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products by the library that is quickest here.
 
-PyTorch multiplies matrices with MKL, which does without the widest vector instructions on AMD's processors; there
-oneDNN, which PyTorch has as well, takes less than half the time (Zen 5: 266 GFLOP/s on one core where MKL has 118).
-On Intel's processors both use them, and MKL is called with less ado.
+PyTorch multiplies matrices with MKL, which does without the widest vector instructions (AVX-512) on AMD's processors;
+there oneDNN, which PyTorch has as well, takes less than half the time (Zen 5: 266 GFLOP/s on one core where MKL has
+118). On Intel's processors both use them, and MKL is called with less ado.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_CPU = Path("/proc/cpuinfo")
-ONEDNN = _CPU.is_file() and "AuthenticAMD" in _CPU.read_text() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+def _onednn_is_quicker() -> bool:
+    """Whether this is a processor of AMD's with the widest vector instructions, and PyTorch has oneDNN."""
+    file = Path("/proc/cpuinfo")
+    processor = file.read_text() if file.is_file() else ""
+    wide = "AuthenticAMD" in processor and "avx512f" in processor
+    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+ONEDNN = _onednn_is_quicker()
 LARGE = 1 << 14  # numbers in a matrix from which a product is worth a call for every replica
 _FEW = 8  # rows below which a call of oneDNN costs more than it saves
 _DEEP = 32  # terms of a sum from which it makes up for the copy of its result

@@ -205,8 +205,8 @@ def _clipped_by_the_largest_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _the_same_noise_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = ClientRandomness.noise
-    monkeypatch.setattr(ClientRandomness, "noise", lambda self: noise(ClientRandomness(self.seed, 0, self.client)))
+    key = ClientRandomness.noise_key
+    monkeypatch.setattr(ClientRandomness, "noise_key", lambda self: key(ClientRandomness(self.seed, 0, self.client)))
 
 
 @pytest.mark.parametrize(
