@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -74,15 +75,15 @@ def read_replies(
     limits = limits or Limits()
     fitting: list[tuple[int, Tensor, dict[str, float]]] = []
     refused: list[Refusal] = []
-    replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
-    times = Counter(reply.metadata.src_node_id for reply in replies)
-    for reply in replies:
-        client = client_of(reply.metadata.src_node_id)
+    sources = sorted(((_source(reply), reply) for reply in replies), key=itemgetter(0))
+    times = Counter(source for source, _ in sources)
+    for source, reply in sources:
+        client = client_of(source)
         try:
             if reply.has_error():
                 raise ValueError(reply.error.reason)
-            if times[reply.metadata.src_node_id] > 1:
-                raise ValueError(f"it replied {times[reply.metadata.src_node_id]} times in one round")
+            if times[source] > 1:
+                raise ValueError(f"it replied {times[source]} times in one round")
             fitting.append((client, *_content(reply.content, layout, limits)))
         except KeyError as error:
             refused.append(Refusal(client, told(f"its {error} is missing")))

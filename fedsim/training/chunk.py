@@ -126,9 +126,10 @@ class Chunk:
     def _begin_with_noise(self, active: int, dp: ExampleClipping) -> None:
         """Set the gradients of the active clients to σC·N(0, I)/B, to which the clipped sums are then added."""
         count, parameters = self._count, self._model.layout.parameters
-        if self._noise is None:
+        if not dp.noise_multiplier:
             self._gradient[:count].zero_()
             return
+        assert self._noise is not None
         deviations = dp.noise_multiplier * dp.clipping_norm / self._batch_sizes[:active]
         self._noise.write(self._gradient[:active, :parameters], deviations)
         self._gradient[active:count].zero_()

@@ -41,7 +41,7 @@ class ReplicaLinear(ReplicaLayer):
             self.factors = None
 
     def compute(self, x: Tensor) -> Tensor:
-        """Y, by one batched product."""
+        """Y, for all replicas."""
         self._shape = x.shape
         outputs, inputs = self.weight.shape[1:]
         self._x = self.batch.by_replica(x, -1, inputs)
@@ -59,11 +59,12 @@ class ReplicaLinear(ReplicaLayer):
         return y
 
     def _compute_packed(self, into: Tensor) -> None:
-        """Y replica by replica, each with as many rows as it has."""
-        if self.weight.stride(0) == 0:
+        """Y replica by replica, each with as many rows as it has, or at once where that gives the same bits."""
+        together = products.ONEDNN and self.weight.stride(0) == 0
+        if together:
             into.copy_(products.times_shared(self._x, self.weight[0], into))
         for k, (x, y) in enumerate(zip(self.batch.each(self._x), self.batch.each(into), strict=True)):
-            if self.weight.stride(0):
+            if not together:
                 products.times_own(x, self.weight[k], y)
             if self.bias is not None:
                 y.add_(self.bias[k])

@@ -31,6 +31,7 @@ from fedsim.training.replicas import ReplicaModel, expressible, packable
 from fedsim.training.trial import Trial, mixes_examples, trial
 
 SMALLEST_DEVIATION = 1e-15  # of a step's noise: its square, and what is added to it, are far from what floats lose
+_LARGEST_DEVIATION = 1e15  # far from where its square would be infinite
 _PACKED = 1 << 14  # weights from which a product for one replica is worth a call
 _CHUNK_BYTES = 32 << 20  # what the replicas of a chunk may need in one step: about the last cache
 
@@ -108,6 +109,12 @@ def _check_noise(work: LocalWork, examples: int) -> None:
     if dp is None or not examples:
         return
     deviation = dp.noise_multiplier * dp.clipping_norm / work.batch(examples)
+    if deviation > _LARGEST_DEVIATION:
+        raise PrivacyError(
+            f"defence.example_dp: the noise of a step (noise_multiplier {dp.noise_multiplier:g} times clipping_norm"
+            f" {dp.clipping_norm:g}, divided by the batch) is {deviation:.2g}, beyond single precision; use a smaller"
+            " clipping_norm"
+        )
     if 0 < deviation < SMALLEST_DEVIATION:
         raise PrivacyError(
             f"defence.example_dp: the noise of a step (noise_multiplier {dp.noise_multiplier:g} times clipping_norm"

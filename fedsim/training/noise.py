@@ -59,7 +59,8 @@ class NoiseStreams:
 
         31 bits of u would end the distribution at 6.6 standard deviations, and an output that is impossible for one of
         two neighbours is a privacy loss that no ε covers; so where u is small it gets 53 more bits, and the end is at
-        10.8.
+        10.8. (Between there are gaps, as in all floating-point noise: who knows the bits of a pair can tell. This is
+        the noise of simulations; a real client adds that of `privacy.secure_noise`.)
         """
         from fedsim.training.box_muller import TAIL, write_uniforms
 

@@ -27,7 +27,8 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = _optimiser(parameters, work)
     forward = model if work.example_dp is None else _per_example(model)
-    noise = NoiseStreams([client.randomness.noise_key()], layout.parameters)
+    seeded = work.example_dp is not None and client.randomness.add_noise is None
+    noise = NoiseStreams([client.randomness.noise_key()], layout.parameters) if seeded else None
     total = 0.0
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus's hook on the first layer
@@ -88,7 +89,7 @@ def _per_example(model: nn.Module) -> nn.Module:
 
 
 def _privatise(
-    parameters: list[nn.Parameter], count: int, client: Client, dp: ExampleClipping, noise: NoiseStreams
+    parameters: list[nn.Parameter], count: int, client: Client, dp: ExampleClipping, noise: NoiseStreams | None
 ) -> None:
     """Set every parameter's gradient to (Σ_i min(1, C/|g_i|) g_i + σC·N(0, I))/B.
 
@@ -108,6 +109,7 @@ def _privatise(
     if add_noise:
         flat = (add_noise(flat, dp.noise_multiplier, dp.clipping_norm) / batch).float()
     elif dp.noise_multiplier:
+        assert noise is not None
         drawn = torch.empty_like(flat)
         noise.write(drawn, torch.tensor([dp.noise_multiplier * dp.clipping_norm / batch]))
         flat += drawn

@@ -32,7 +32,8 @@ def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
     """X Wᵀ by oneDNN: (n, I) and (O, I) give (n, O).
 
     A row of the result has the same bits whatever the other rows are and however many, so that the rows of all replicas
-    may be multiplied together; but a row alone is computed by another routine, and so it is doubled.
+    may be multiplied together; but a row alone is computed by another routine, and so it is doubled. That is nowhere
+    promised: it was found in 77,000 random products with AVX-512, as with AVX2, and is tested.
     """
     if len(x) == 1:
         return times_transposed(x.expand(2, -1), weight)[:1]
@@ -41,7 +42,10 @@ def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def times_shared(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
-    """X Wᵀ with one W (O, I) for all replicas, in `into` or elsewhere: (K, R, I) gives (K, R, O)."""
+    """X Wᵀ with one W (O, I) for all replicas, in `into` or elsewhere: (K, R, I) gives (K, R, O).
+
+    By MKL the bits of a row depend on R, but not on K.
+    """
     if ONEDNN:
         return times_transposed(x.flatten(0, 1), weight).view(into.shape)
     # For few rows, MKL spends several times more on packing a large transposed W than on the product itself.
@@ -49,7 +53,7 @@ def times_shared(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
 
 
 def times_own(x: Tensor, weight: Tensor, into: Tensor) -> None:
-    """Set `into` (R, O) to x Wᵀ, of (R, I) and a large (O, I)."""
+    """Set `into` (R, O) to x Wᵀ, of (R, I) and (O, I): the quickest way where W is large."""
     if len(x) < _FEW:
         torch.mm(x, weight.t(), out=into)
     elif ONEDNN:

@@ -31,8 +31,11 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
-@pytest.mark.parametrize("name", ["mlp", "wide", "cnn", "conv1d", "groupnorm", "batchnorm", "transformer"])
-def test_company_order_chunks_and_threads_change_nothing(federation, name, work):
+@pytest.mark.parametrize("name", ["mlp", "wide", "by mkl", "cnn", "conv1d", "groupnorm", "batchnorm", "transformer"])
+def test_company_order_chunks_and_threads_change_nothing(federation, name, work, monkeypatch):
+    if name == "by mkl":
+        monkeypatch.setattr(products, "ONEDNN", False)
+        name = "wide"
     if name == "batchnorm" and work.example_dp is not None:
         pytest.skip("refused")
     cohort = federation(name, sizes=SIZES)
@@ -63,9 +66,11 @@ def test_repeated_runs_are_equal(federation):
     assert torch.equal(train_cohort(*cohort.arguments(work)).updates, train_cohort(*cohort.arguments(work)).updates)
 
 
+@pytest.mark.parametrize("onednn", sorted({False, products.ONEDNN}))
 @pytest.mark.parametrize("name", ["mlp", "wide", "cnn", "conv1d"])
-def test_packed_batches_change_nothing_either(federation, name, monkeypatch):
+def test_packed_batches_change_nothing_either(federation, name, onednn, monkeypatch):
     """Poisson batches of large models are packed without padding: here those of small ones too, some batches empty."""
+    monkeypatch.setattr(products, "ONEDNN", onednn)
     monkeypatch.setattr("fedsim.training.local._PACKED", 0)
     work = LocalWork("fedavg", batch_size=3, epochs=2, example_dp=ExampleClipping(0.5, 0.5, "poisson"))
     packed = federation(name, sizes=SIZES)
