@@ -13,7 +13,7 @@ from fedsim.training.layers import backpropagate
 from fedsim.training.laying import Batches, Examples, PackedBatches, PaddedBatches
 from fedsim.training.layout import replica_rows
 from fedsim.training.noise import NoiseStreams
-from fedsim.training.optimisers import is_plain_sgd, optimiser_for
+from fedsim.training.optimisers import is_fused, optimiser_for
 from fedsim.training.replicas import ReplicaModel
 from fedsim.training.trial import Trial
 
@@ -42,9 +42,7 @@ class Chunk:
             else PaddedBatches(schedules, members, task.y, clients[0].width, tried.guard(clients[0].width), private)
         )
         self._weights = replica_rows(count, layout.size)
-        # Plain SGD is fused into the products that give the gradient, so that there is no gradient. Not so with noise:
-        # added to the weights before the gradient it would be rounded to their precision, in the worst case away.
-        self._fused = work.kind == "fedavg" and is_plain_sgd(work) and work.example_dp is None
+        self._fused = is_fused(work)
         self._gradient = self._weights if self._fused else replica_rows(count, layout.size)
         # In the first step the replicas share one set of weights, which is faster; but buffers are changed in place.
         self._shared = layout.size == layout.parameters

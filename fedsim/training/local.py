@@ -27,12 +27,14 @@ from fedsim.training.chunk import Chunk
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.layout import layout_of
 from fedsim.training.one_by_one import train_one
+from fedsim.training.optimisers import is_fused
 from fedsim.training.replicas import ReplicaModel, expressible, packable
 from fedsim.training.trial import Trial, mixes_examples, trial
 
 SMALLEST_DEVIATION = 1e-15  # of a step's noise: its square, and what is added to it, are far from what floats lose
 _LARGEST_DEVIATION = 1e15  # far from where its square would be infinite
 _PACKED = 1 << 14  # weights from which a product for one replica is worth a call
+_WORTH_A_THREAD = 1 << 21  # numbers that a thread moves in a step: of fewer it is done before another has woken up
 _CHUNK_BYTES = 32 << 20  # what the replicas of a chunk may need in one step: about the last cache
 
 
@@ -79,6 +81,7 @@ def train_cohort(
             train_one(task, client, result)
         return result
     with _single_threads() as threads:
+        threads = _threads_that_pay(task, clients, kernel, threads)
         chunks = _chunks(task, clients, kernel, chunk, threads)
         if threads == 1 or len(chunks) == 1:
             for some in chunks:
@@ -199,6 +202,14 @@ def _chunks(task: Task, clients: list[Client], kernel: _Kernel, size: int | None
         count = math.ceil(len(group) / most)
         chunks += [group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)]
     return chunks
+
+
+def _threads_that_pay(task: Task, clients: list[Client], kernel: _Kernel, threads: int) -> int:
+    """As many as there are, or one, where the work of a step is small; nobody's result depends on it."""
+    moved = max(client.width for client in clients) * kernel.trial.elements
+    if not is_fused(task.work):
+        moved += 2 * task.layout.size
+    return threads if moved * len(clients) >= threads * _WORTH_A_THREAD else 1
 
 
 @contextmanager

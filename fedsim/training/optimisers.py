@@ -68,7 +68,11 @@ def optimiser_for(weights: Tensor, work: LocalWork) -> Optimiser:
     return Adam(weights, work) if work.optimizer == "adam" else Sgd(weights, work)
 
 
-def is_plain_sgd(work: LocalWork) -> bool:
-    """Whether a step is w ← w − ηg and nothing else, so that it can be fused into the product that gives g."""
-    plain = work.optimizer == "sgd" and work.learning_rate_decay == 1
-    return plain and not work.momentum and not work.weight_decay
+def is_fused(work: LocalWork) -> bool:
+    """Whether a step is w ← w − ηg and nothing else, so that it is fused into the products that give g.
+
+    Not so with noise: added to the weights before the gradient it would be rounded to their precision, in the worst
+    case away.
+    """
+    plain = work.optimizer == "sgd" and work.learning_rate_decay == 1 and not work.momentum and not work.weight_decay
+    return plain and work.kind == "fedavg" and work.example_dp is None

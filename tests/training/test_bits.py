@@ -24,7 +24,9 @@ SIZES = (20, 13, 20, 3, 1, 20, 16, 7, 20, 20) * 5
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
+def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads are used for work of any size, and are as many afterwards as before."""
+    monkeypatch.setattr("fedsim.training.local._WORTH_A_THREAD", 0)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
