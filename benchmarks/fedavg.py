@@ -8,11 +8,11 @@ cost: memory and CPU time of one iteration at 5, 50 and 500 local steps, each in
 labels: errors of the label counts of 50 images of 100 classes, at E in {1, 5, 10} (design notes, 3.7).
 photographs: 8 images, E=2, batches of 4, reshuffled: breaching 0.1.2 reaches 16.2 dB (design notes, 3.3).
 table: the table of Dimitrov et al. 2022 on Omniglot by drawer and CIFAR-100 (needs ../shared/data), by method. As in
-    docs/attacks.md, from noise: --data omniglot --clients 12 --iterations 60 --surrogate 0 --weights 0.01 0.1, 130 CPU
-    seconds a client; its grid: --clients 2 (batches of 1: one) --weights 0.1 --settings 1x5 5x5 1x10 ... and CIFAR-100:
-    --data cifar100 --clients 2 --iterations 40 --weights 0.1, both with --methods; from the surrogate model: --clients
-    2 --weights 1, and --data omniglot --iterations 12 --surrogate 300 or --data cifar100 --iterations 8 --surrogate
-    100, 220 and 300.
+    docs/attacks.md, from noise: --data omniglot --clients 20 --iterations 60 --surrogate 0 --weights 0.01 0.1, 170 CPU
+    seconds a client; its grid: --clients 2 --weights 0.1 --settings 1x5 5x5 1x10 ... and CIFAR-100: --data cifar100
+    --clients 8 --iterations 40 --weights 0.1, 390 seconds, both with --methods; from the surrogate model: --clients 2
+    --weights 1, and --data omniglot --iterations 12 --surrogate 300 or --data cifar100 --iterations 8 --surrogate 100,
+    220 and 300.
 order: how much an update depends on the order of the data, by learning rate, and what the prior is worth there
     (as in docs/attacks.md: --clients 6 --iterations 100).
 defences: the attack under client-level clipping and noise, beside the accuracy that the federation keeps.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from fedavg_clients import clients_of, local_training
 from fedavg_order import order
 from fedavg_table import METHODS, table
 from inversion_fixtures import MEAN, SHAPE, STD, make_batch, make_model, psnr
+from memory import peak_megabytes
 
 from fedsim.attacks.fedavg import fedavg_clients
 from fedsim.attacks.labels import count_labels
@@ -65,10 +65,9 @@ def one_iteration(steps: int) -> dict[str, float]:
         Step(torch.rand(1, 5, 1, 28, 28), torch.randint(62, (1, 5)), torch.full((1, 5), 0.2)) for _ in range(steps)
     ]
     simulator.slope(batches[:1], lambda update: update.square().sum())
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before, began = peak_megabytes(), time.process_time()
     simulator.slope(batches, lambda update: update.square().sum())
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"megabytes": (after - before) / 1024, "seconds": time.process_time() - began}
+    return {"megabytes": peak_megabytes() - before, "seconds": time.process_time() - began}
 
 
 def cost() -> None:

@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import peers
 import torch
+from memory import peak_megabytes
 from rich.console import Console
 from rich.table import Table
 from workload import (
@@ -184,10 +184,7 @@ def measure_population(population: int) -> dict[str, float]:
         }
     )
     seconds = _progress_seconds(scenario)[2:]
-    return {
-        "seconds": statistics.median(seconds),
-        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-    }
+    return {"seconds": statistics.median(seconds), "megabytes": peak_megabytes()}
 
 
 def _rows(workload: str, medians: dict[str, float], updates: int, goals: dict[str, float]) -> list[dict[str, Any]]:
