@@ -30,6 +30,7 @@ class Factors:
     def __init__(self, start: Tensor, replicas: int, rows: int, steps: int) -> None:
         outputs, inputs = start.shape
         self._start, self._rows = start, rows
+        self._turned = start if products.ONEDNN else start.t().contiguous().t()  # as `times_shared` wants it
         self._x, self._d = torch.empty(replicas, steps * rows, inputs), torch.empty(replicas, steps * rows, outputs)
         self._used = 0
 
@@ -51,7 +52,7 @@ class Factors:
 
     def times_transposed(self, x: Tensor, into: Tensor) -> Tensor:
         """x(W + DᵀX)ᵀ of the first replicas, in `into` or elsewhere: (k, R, I) gives (k, R, O)."""
-        into = products.times_shared(x, self._start, into)
+        into = products.times_shared(x, self._turned, into)
         if self._used:
             past_x, past_d = self._past(len(x))
             into.baddbmm_(torch.bmm(x, past_x.transpose(1, 2)), past_d)

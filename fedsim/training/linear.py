@@ -74,12 +74,17 @@ class ReplicaLinear(ReplicaLayer):
         x, weight = self._x, self.weight
         if self.factors is not None:
             return self.factors.times_transposed(x, into)
-        if weight.stride(0) == 0 and (products.ONEDNN or weight[0].numel() >= LARGE):
-            return products.times_shared(x, weight[0], into)
-        if weight[0].numel() >= LARGE:
+        shared, large = weight.stride(0) == 0, weight[0].numel() >= LARGE
+        if products.ONEDNN and (shared or large):
+            if shared:
+                return products.times_shared(x, weight[0], into)
             for own, matrix, product in zip(x.unbind(), weight.unbind(), into.unbind(), strict=True):
                 products.times_own(own, matrix, product)
             return into
+        if large and 8 <= x.shape[1] <= 48:
+            if shared:
+                return products.times_shared(x, weight[0], into)
+            return torch.bmm(weight, x.transpose(1, 2).contiguous()).transpose(1, 2)  # the small x is packed, not W
         if weight.shape[1] < _NARROW:
             return torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)
         return torch.bmm(x, weight.transpose(1, 2), out=into)
