@@ -58,7 +58,7 @@ class ReplicaConv(ReplicaLayer):
         outputs = self.weight.shape[1]
         y = self.batch.new(x, image.shape[0], *self._out, outputs)
         into = self.batch.by_replica(y, self.batch.width, -1, outputs)
-        (self._convolve if products.ONEDNN else self._multiply)(into)
+        (self._convolve if products.BEYOND_MKL else self._multiply)(into)
         output = y.permute(0, 3, 1, 2)
         return output.squeeze(2) if self._flat else output
 
@@ -180,7 +180,7 @@ class ReplicaConv(ReplicaLayer):
         for _, windows, d, into in self._pieces(self._windows, self._d, found):
             x = self._patches(windows)
             first, second = (x, d) if self._narrow else (d, x)
-            torch.bmm(first.transpose(1, 2), second, out=into)
+            products.multiply(first.transpose(1, 2), second, into)
         return found.flatten(2)
 
     def _bias_gradients(self) -> Tensor:
@@ -208,7 +208,7 @@ class ReplicaConv(ReplicaLayer):
 
     def _sum(self, d: Tensor) -> Tensor:
         """(K, O, C, h, w): the sum of the gradients of all examples of each replica."""
-        if products.ONEDNN:
+        if products.BEYOND_MKL:
             return self._sum_by_convolution(d)
         if self._narrow:
             return self._as_kernels(self.batch.weighted_sums(self._gradients(), None))

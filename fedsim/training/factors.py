@@ -29,8 +29,8 @@ class Factors:
 
     def __init__(self, start: Tensor, replicas: int, rows: int, steps: int) -> None:
         outputs, inputs = start.shape
-        self._start, self._rows = start, rows
-        self._turned = start if products.ONEDNN else start.t().contiguous().t()  # as `times_shared` wants it
+        self._rows = rows
+        self._start, self._turned = (w.expand(replicas, -1, -1) for w in (start, start.t().contiguous()))
         self._x, self._d = torch.empty(replicas, steps * rows, inputs), torch.empty(replicas, steps * rows, outputs)
         self._used = 0
 
@@ -50,28 +50,26 @@ class Factors:
         torch.mul(d, scale, out=self._d[: len(d), new])
         self._used += self._rows
 
-    def times_transposed(self, x: Tensor, into: Tensor) -> Tensor:
-        """x(W + DᵀX)ᵀ of the first replicas, in `into` or elsewhere: (k, R, I) gives (k, R, O)."""
-        into = products.times_shared(x, self._turned, into)
+    def times_transposed(self, x: Tensor, into: Tensor) -> None:
+        """Set `into` to x(W + DᵀX)ᵀ of the first replicas: (k, R, I) gives (k, R, O)."""
+        products.multiply(x, self._turned[: len(x)], into)
         if self._used:
             past_x, past_d = self._past(len(x))
-            into.baddbmm_(torch.bmm(x, past_x.transpose(1, 2)), past_d)
-        return into
+            products.multiply(products.product(x, past_x.transpose(1, 2)), past_d, into, add=True)
 
     def times(self, d: Tensor, into: Tensor) -> None:
-        """d(W + DᵀX) of the first replicas: (k, R, O) gives (k, R, I)."""
-        torch.bmm(d, self._start.expand(len(d), -1, -1), out=into)
+        """Set `into` to d(W + DᵀX) of the first replicas: (k, R, O) gives (k, R, I)."""
+        products.multiply(d, self._start[: len(d)], into)
         if self._used:
             past_x, past_d = self._past(len(d))
-            into.baddbmm_(torch.bmm(past_d, d.transpose(1, 2)).transpose(1, 2), past_x)
+            products.multiply(products.product(d, past_d.transpose(1, 2)), past_x, into, add=True)
 
     def write_change(self, replicas: slice, into: Tensor) -> None:
-        """Set `into` (k, O, I) to DᵀX of these replicas: one by one, so that it does not matter how many they are."""
+        """Set `into` (k, O, I) to DᵀX of these replicas."""
         x, d = self._past(len(self._x))
-        for one_x, one_d, one in zip(x[replicas].unbind(), d[replicas].unbind(), into.unbind(), strict=True):
-            products.write_sum_of_products(one_d, one_x, one)
+        products.multiply(d[replicas].transpose(1, 2), x[replicas], into)
 
     def write(self, into: Tensor) -> None:
         """Set `into` (k, O, I) to the matrices of the first replicas."""
         x, d = self._past(len(into))
-        into.copy_(self._start).baddbmm_(d.transpose(1, 2), x)
+        products.multiply(d.transpose(1, 2), x, into.copy_(self._start[: len(into)]), add=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from fedsim.training.factors import Factors, steps_that_pay
 from fedsim.training.layers import ReplicaLayer
 from fedsim.training.products import LARGE
 
-_NARROW = 16  # outputs below which W xᵀ takes half the time of x Wᵀ
 
 
 class ReplicaLinear(ReplicaLayer):
@@ -49,45 +48,22 @@ class ReplicaLinear(ReplicaLayer):
         y = self.batch.new(x, *x.shape[:-1], outputs)
         into = self.batch.by_replica(y, -1, outputs)
         if self.batch.sizes is not None:
-            self._compute_packed(into)
-            return y
-        product = self._times_weights(into)
+            products.multiply_rows(self._x[0], self.weight.transpose(1, 2), into[0], self.batch.sizes)
+        elif self.factors is not None:
+            self.factors.times_transposed(self._x, into)
+        else:
+            products.multiply(self._x, self.weight.transpose(1, 2), into)
         if self.bias is not None:
-            torch.add(product, self.bias.unsqueeze(1), out=into)
-        elif product is not into:
-            into.copy_(product)
+            for own, bias in self._with_biases(into):
+                own.add_(bias)
         return y
 
-    def _compute_packed(self, into: Tensor) -> None:
-        """Y replica by replica, each with as many rows as it has, or at once where that gives the same bits."""
-        together = products.ONEDNN and self.weight.stride(0) == 0
-        if together:
-            into.copy_(products.times_shared(self._x, self.weight[0], into))
-        for k, (x, y) in enumerate(zip(self.batch.each(self._x), self.batch.each(into), strict=True)):
-            if not together:
-                products.times_own(x, self.weight[k], y)
-            if self.bias is not None:
-                y.add_(self.bias[k])
-
-    def _times_weights(self, into: Tensor) -> Tensor:
-        """X Wᵀ, in `into` or elsewhere."""
-        x, weight = self._x, self.weight
-        if self.factors is not None:
-            return self.factors.times_transposed(x, into)
-        shared, large = weight.stride(0) == 0, weight[0].numel() >= LARGE
-        if products.ONEDNN and (shared or large):
-            if shared:
-                return products.times_shared(x, weight[0], into)
-            for own, matrix, product in zip(x.unbind(), weight.unbind(), into.unbind(), strict=True):
-                products.times_own(own, matrix, product)
-            return into
-        if large and 8 <= x.shape[1] <= 48:
-            if shared:
-                return products.times_shared(x, weight[0], into)
-            return torch.bmm(weight, x.transpose(1, 2).contiguous()).transpose(1, 2)  # the small x is packed, not W
-        if weight.shape[1] < _NARROW:
-            return torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)
-        return torch.bmm(x, weight.transpose(1, 2), out=into)
+    def _with_biases(self, y: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """What is added to what."""
+        assert self.bias is not None
+        if self.batch.sizes is None:
+            return [(y, self.bias.unsqueeze(1))]
+        return zip(self.batch.each(y), self.bias.unbind(), strict=True)
 
     def keep(self, d: Tensor) -> None:
         """Keep d as (K, B·L, O)."""
@@ -98,12 +74,11 @@ class ReplicaLinear(ReplicaLayer):
         gradient = self.batch.new(d, *self._shape)
         into = self.batch.by_replica(gradient, -1, self._shape[-1])
         if self.batch.sizes is not None:
-            for d_k, weight, own in zip(self.batch.each(self._d), self.weight, self.batch.each(into), strict=True):
-                torch.mm(d_k, weight, out=own)
+            products.multiply_rows(self._d[0], self.weight, into[0], self.batch.sizes)
         elif self.factors is not None:
             self.factors.times(self._d, into)
         else:
-            torch.bmm(self._d, self.weight, out=into)
+            products.multiply(self._d, self.weight, into)
         return gradient
 
     def _by_example(self) -> tuple[Tensor, Tensor]:
@@ -117,7 +92,7 @@ class ReplicaLinear(ReplicaLayer):
         shape = (self.batch.replicas, self.batch.width, -1)
         self.examples = {}
         if ghost.are_small(x.shape[1], x.shape[2], d.shape[2]):
-            self.examples["weight"] = torch.bmm(d.transpose(1, 2), x).view(shape)
+            self.examples["weight"] = products.product(d.transpose(1, 2), x).view(shape)
             norms = ghost.squared_lengths(self.examples["weight"])
         elif self.bias is not None and x.shape[1] == 1:  # |d xᵀ|² + |d|²
             self.examples["bias"] = d.view(shape)
@@ -149,11 +124,8 @@ class ReplicaLinear(ReplicaLayer):
         if factors is not None:
             d = d.view(*factors.shape, -1).mul(factors.unsqueeze(2)).view(d.shape)
         if self.batch.sizes is not None:
-            for own, d_k, x in zip(target.unbind(), self.batch.each(d), self.batch.each(self._x), strict=True):
-                own.addmm_(d_k.t(), x, alpha=scale)
+            products.add_products(d[0], self._x[0], target, scale, self.batch.sizes)
         elif self.factors is not None:
             self.factors.add(self._x, d, scale)
-        elif target[0].numel() >= LARGE:
-            target.baddbmm_(d.transpose(1, 2), self._x, alpha=scale)  # the step of SGD and the gradient are one
         else:
-            target.add_(torch.bmm(d.transpose(1, 2), self._x), alpha=scale)
+            products.multiply(d.transpose(1, 2), self._x, target, scale, add=True)  # a step of SGD and the gradient are one

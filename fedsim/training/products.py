@@ -1,70 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products by the library that is quickest here.
+"""Matrix products of K replicas, by the library that is quickest here.
 
-PyTorch multiplies matrices with MKL, which does without the widest vector instructions (AVX-512) on AMD's processors;
-there oneDNN, which PyTorch has as well, takes less than half the time (Zen 5: 266 GFLOP/s on one core where MKL has
-118). On Intel's processors both use them, and MKL is called with less ado.
+PyTorch multiplies matrices with MKL, which does without the widest vector instructions (AVX-512) on AMD's processors.
+OpenBLAS uses them: on one core of Zen 5 the products of replicas run at 200 to 250 GFLOP/s, where MKL has 50 to 100. On
+Intel's processors both use them, and MKL is called with less ado.
+
+A replica's product has the same bits whoever the others are.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
-
-def _onednn_is_quicker() -> bool:
-    """Whether this is a processor of AMD's with the widest vector instructions, and PyTorch has oneDNN."""
-    file = Path("/proc/cpuinfo")
-    processor = file.read_text() if file.is_file() else ""
-    wide = "AuthenticAMD" in processor and "avx512f" in processor
-    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-ONEDNN = _onednn_is_quicker()
+_WIDE = {"AuthenticAMD", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_AS_IS, _TRANSPOSED = 111, 112  # from cblas.h
 LARGE = 1 << 14  # numbers in a matrix from which a product is worth a call for every replica
-_FEW = 8  # rows below which a call of oneDNN costs more than it saves
-_DEEP = 32  # terms of a sum from which it makes up for the copy of its result
+_FEW, _MANY = 8, 48  # rows for which MKL takes longer to copy a large transposed matrix than to multiply it
+_NARROW = 16  # columns below which MKL takes half the time for the transposed product
 
 
-def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """X Wᵀ by oneDNN: (n, I) and (O, I) give (n, O).
+def _is_beyond_mkl() -> bool:
+    file = Path("/proc/cpuinfo")
+    processor = set(file.read_text().split()) if file.is_file() else set()
+    return processor >= _WIDE and find_spec("scipy_openblas32") is not None
 
-    A row of the result has the same bits whatever the other rows are and however many, so that the rows of all replicas
-    may be multiplied together; but a row alone is computed by another routine, and so it is doubled. That is nowhere
-    promised: it was found in 77,000 random products with AVX-512, as with AVX2, and is tested.
+
+BEYOND_MKL = _is_beyond_mkl()
+"""Whether this processor has vector instructions that MKL does not use, but other libraries do."""
+
+
+@cache
+def _openblas() -> ModuleType:
+    from fedsim.training import openblas  # takes half a second to import and compile
+
+    return openblas
+
+
+def multiply(a: Tensor, b: Tensor, into: Tensor, scale: float = 1.0, *, add: bool = False) -> None:
+    """Set `into` (K, m, n) to scale·AB, of (K, m, k) and (K, k, n); `add`: add that to it."""
+    if not BEYOND_MKL:
+        _multiply_by_mkl(a, b, into, scale, add)
+        return
+    (a, turn_a, lda), (b, turn_b, ldb), (c, turn_c, ldc) = _matrices(a), _matrices(b), _matrices(into)
+    assert c is into and turn_c == _AS_IS
+    count, m, n = into.shape
+    _openblas().multiply_each(
+        count, turn_a, turn_b, m, n, a.shape[2], scale, a.data_ptr(), lda, a.stride(0), b.data_ptr(), ldb, b.stride(0),
+        float(add), into.data_ptr(), ldc, into.stride(0),
+    )  # fmt: skip
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """AB: (K, m, n), of (K, m, k) and (K, k, n)."""
+    into = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+    multiply(a, b, into)
+    return into
+
+
+def multiply_rows(a: Tensor, b: Tensor, into: Tensor, sizes: list[int]) -> None:
+    """Set `into` (R, n) to AB, of (R, k) and (K, k, n): the first sizes[0] rows with the first matrix, and so on."""
+    if BEYOND_MKL:
+        (rows, _, lda), (b, turn_b, ldb) = _matrices(a.unsqueeze(0)), _matrices(b)
+        _openblas().multiply_rows(
+            np.array(sizes), turn_b, into.shape[1], a.shape[1], rows.data_ptr(), lda, b.data_ptr(), ldb, b.stride(0),
+            into.data_ptr(), into.stride(0),
+        )  # fmt: skip
+        return
+    for own, matrix, output in zip(a.split(sizes), b.unbind(), into.split(sizes), strict=True):
+        if len(own) < _FEW or matrix.stride(1) == 1:
+            torch.mm(own, matrix, out=output)
+        else:
+            output.copy_(torch.mm(matrix.t(), own.t()).t())  # the few rows are copied, not the matrix
+
+
+def add_products(a: Tensor, b: Tensor, into: Tensor, scale: float, sizes: list[int]) -> None:
+    """Add scale·AᵀB to each of `into` (K, m, n): the first sizes[0] rows of A (R, m) and B (R, n) to the first..."""
+    if BEYOND_MKL:
+        (left, _, lda), (right, _, ldb) = _matrices(a.unsqueeze(0)), _matrices(b.unsqueeze(0))
+        _openblas().add_products(
+            np.array(sizes), *into.shape[1:], scale, left.data_ptr(), lda, right.data_ptr(), ldb,
+            into.data_ptr(), into.stride(1), into.stride(0),
+        )  # fmt: skip
+        return
+    for left, right, own in zip(a.split(sizes), b.split(sizes), into.unbind(), strict=True):
+        own.addmm_(left.t(), right, alpha=scale)
+
+
+def _matrices(tensor: Tensor) -> tuple[Tensor, int, int]:
+    """K matrices (or a copy of them), whether their rows or their columns are contiguous, and how far apart these are.
+
+    A row (or column) that is alone may be said to be any distance from the next.
     """
-    if len(x) == 1:
-        return times_transposed(x.expand(2, -1), weight)[:1]
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return product
+    (_, rows, columns), (_, down, right) = tensor.shape, tensor.stride()
+    if (right == 1 or columns <= 1) and (down >= columns or rows <= 1):
+        return tensor, _AS_IS, max(down, columns, 1)
+    if (down == 1 or rows <= 1) and (right >= rows or columns <= 1):
+        return tensor, _TRANSPOSED, max(right, rows, 1)
+    return tensor.contiguous(), _AS_IS, columns
 
 
-def times_shared(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
-    """X Wᵀ with one W (O, I) for all replicas, in `into` or elsewhere: (K, R, I) gives (K, R, O).
+def _multiply_by_mkl(a: Tensor, b: Tensor, into: Tensor, scale: float, add: bool) -> None:
+    """The same by MKL, which is quickest when it may copy the smaller matrix, or a matrix once for all.
 
-    By MKL the bits of a row depend on R, but not on K.
+    It computes a batch of one product by another routine, with other last bits: a replica that is alone is doubled.
     """
-    if ONEDNN:
-        return times_transposed(x.flatten(0, 1), weight).view(into.shape)
-    # For few rows, MKL spends several times more on packing a large transposed W than on the product itself.
-    return torch.bmm(x, weight.t().contiguous().expand(len(x), -1, -1), out=into)
-
-
-def times_own(x: Tensor, weight: Tensor, into: Tensor) -> None:
-    """Set `into` (R, O) to x Wᵀ, of (R, I) and (O, I): the quickest way where W is large."""
-    if len(x) < _FEW:
-        torch.mm(x, weight.t(), out=into)
-    elif ONEDNN:
-        into.copy_(times_transposed(x, weight))
+    (rows, inner), columns = a.shape[1:], b.shape[2]
+    if len(a) == 1:
+        both = torch.empty_strided((2, *into.shape[1:]), into.stride()).copy_(into)
+        _multiply_by_mkl(a.expand(2, -1, -1), b.expand(2, -1, -1), both, scale, add)
+        into.copy_(both[:1])
+        return
+    turned = b.stride(1) == 1 and b.stride(2) > 1
+    if add or scale != 1:
+        into.baddbmm_(a, b, alpha=scale, beta=float(add))
+    elif turned and inner * columns >= LARGE and _FEW <= rows <= _MANY:
+        if b.stride(0) == 0:
+            torch.bmm(a, b[0].contiguous().expand(b.shape), out=into)
+        else:
+            into.copy_(torch.bmm(b.transpose(1, 2), a.transpose(1, 2).contiguous()).transpose(1, 2))
+    elif turned and columns < _NARROW:
+        into.copy_(torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2))
     else:
-        into.copy_(torch.mm(weight, x.t()).t())  # the small x is packed, not the large W
-
-
-def write_sum_of_products(d: Tensor, x: Tensor, into: Tensor) -> None:
-    """Set `into` (O, I) to dᵀx = Σ_r d_r x_rᵀ, of (R, O) and (R, I)."""
-    if ONEDNN and len(d) >= _DEEP:
-        into.copy_(times_transposed(d.t(), x.t()))
-    else:
-        torch.mm(d.t(), x, out=into)
+        torch.bmm(a, b, out=into)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by oneDNN: right, and each row with the same bits in any company."""
+"""The products of replicas: right, nothing else touched, and each replica's with the same bits in any company."""
 
 from __future__ import annotations
 
@@ -7,40 +7,79 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedsim.training import products
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_linear_pointwise") or torch.backends.cpu.get_cpu_capability() == "DEFAULT",
-    reason="this PyTorch was built without oneDNN, or this processor is without AVX2",
-)
-SIZES = st.one_of(st.integers(1, 40), st.sampled_from([64, 100, 127, 128, 200, 256, 400, 784, 1000, 1024]))
+SIZES = st.one_of(st.integers(1, 40), st.sampled_from([64, 100, 127, 128, 200, 256, 400, 784, 1000]))
+LIBRARIES = pytest.mark.parametrize("beyond_mkl", sorted({False, products.BEYOND_MKL}))
 
 
-@given(st.integers(2, 300), SIZES, SIZES, st.booleans(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_row_does_not_depend_on_its_company(rows: int, inputs: int, outputs: int, turned: bool, data: st.DataObject):
-    """As chunks of a cohort are of any size, a client's rows may be the first or the last, of few or of many."""
-    generator = torch.Generator().manual_seed(inputs * outputs)
-    x = torch.randn(rows, inputs, generator=generator)
-    weight = torch.randn(outputs, inputs, generator=generator)
-    weight = weight.t().contiguous().t() if turned else weight
-    everybody = products.times_transposed(x, weight)
-    torch.testing.assert_close(everybody, x @ weight.t(), rtol=1e-4, atol=1e-3)
-    first = data.draw(st.integers(0, rows - 1))
-    last = data.draw(st.integers(first + 1, rows))
-    assert torch.equal(products.times_transposed(x[first:last], weight), everybody[first:last])
+def _random(turned: bool, *shape: int) -> Tensor:
+    count, rows, columns = shape
+    return torch.randn(count, columns, rows).transpose(1, 2) if turned else torch.randn(*shape)
 
 
-@pytest.mark.parametrize("onednn", [False, True])
-@pytest.mark.parametrize("rows", [1, 7, 8, 20, 40])
-def test_products_of_replicas(rows: int, onednn: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(products, "ONEDNN", onednn)
-    x, weight, d = torch.randn(3, rows, 200), torch.randn(90, 200), torch.randn(rows, 90)
-    truth = (x.double() @ weight.double().t()).float()
-    torch.testing.assert_close(products.times_shared(x, weight, torch.empty(3, rows, 90)), truth, rtol=1e-4, atol=1e-4)
-    own, total = torch.empty(rows, 90), torch.empty(90, 200)
-    products.times_own(x[0], weight, own)
-    torch.testing.assert_close(own, truth[0], rtol=1e-4, atol=1e-4)
-    products.write_sum_of_products(d, x[0], total)
-    torch.testing.assert_close(total, (d.double().t() @ x[0].double()).float(), rtol=1e-4, atol=1e-4)
+@LIBRARIES
+def test_a_product_is_right_and_does_not_depend_on_its_company(beyond_mkl: bool, monkeypatch: pytest.MonkeyPatch):
+    """For every way in which the matrices can lie in memory, into a part of a larger tensor that may hold anything."""
+    monkeypatch.setattr(products, "BEYOND_MKL", beyond_mkl)
+
+    @given(st.integers(1, 5), SIZES, SIZES, SIZES, st.tuples(*[st.booleans()] * 4), st.sampled_from([1.0, -0.3]))
+    @settings(max_examples=200, deadline=None)
+    def check(count: int, m: int, n: int, k: int, choices: tuple[bool, ...], scale: float) -> None:
+        turned_a, turned_b, shared, add = choices
+        torch.manual_seed(count * m * n * k)
+        a, b = _random(turned_a, count, m, k), _random(turned_b, count, k, n)
+        b = b[:1].expand(count, -1, -1) if shared else b
+        before = 7.0 if add else torch.nan
+        whole = torch.full((count, m + 2, n + 3), before)
+        into = whole[:, 1:-1, 1 : n + 1]
+        truth = scale * (a.double() @ b.double()) + (7.0 if add else 0.0)
+        products.multiply(a, b, into, scale, add=add)
+        torch.testing.assert_close(into.double(), truth, rtol=1e-4, atol=3e-6 * k)
+        for own in range(count):
+            alone = torch.full((1, m + 2, n + 3), before)[:, 1:-1, 1 : n + 1]
+            products.multiply(a[own : own + 1].clone(), b[own : own + 1], alone, scale, add=add)
+            assert torch.equal(alone[0], into[own])
+        into.fill_(before)
+        torch.testing.assert_close(whole, torch.full(whole.shape, before), rtol=0, atol=0, equal_nan=True)
+
+    check()
+
+
+@LIBRARIES
+def test_products_of_replicas_with_rows_of_their_own(beyond_mkl: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "BEYOND_MKL", beyond_mkl)
+    torch.manual_seed(0)
+    sizes = [20, 0, 1, 33, 7]
+    x, d, weights = torch.randn(61, 784), torch.randn(61, 128), torch.randn(5, 128, 784)
+    y, gradient, total = torch.full((61, 128), torch.nan), torch.full((61, 784), torch.nan), torch.ones(5, 128, 784)
+    products.multiply_rows(x, weights.transpose(1, 2), y, sizes)
+    products.multiply_rows(d, weights, gradient, sizes)
+    products.add_products(d, x, total, -0.5, sizes)
+    first = 0
+    for own, size in enumerate(sizes):
+        rows = slice(first, first := first + size)
+        close = {"rtol": 1e-4, "atol": 1e-3}
+        torch.testing.assert_close(y[rows].double(), x[rows].double() @ weights[own].double().t(), **close)
+        torch.testing.assert_close(gradient[rows].double(), d[rows].double() @ weights[own].double(), **close)
+        torch.testing.assert_close(total[own].double(), 1 - 0.5 * d[rows].double().t() @ x[rows].double(), **close)
+        alone = torch.empty(size, 128)
+        products.multiply_rows(x[rows], weights[own : own + 1].transpose(1, 2), alone, [size])
+        assert torch.equal(alone, y[rows])
+
+
+@LIBRARIES
+def test_matrices_that_lie_otherwise_are_copied_first(beyond_mkl: bool, monkeypatch: pytest.MonkeyPatch):
+    """Every second column; one row that is repeated; one column; nothing at all."""
+    monkeypatch.setattr(products, "BEYOND_MKL", beyond_mkl)
+    torch.manual_seed(0)
+    wide, b = torch.randn(2, 3, 10), torch.randn(2, 5, 4)
+    for a in (wide[:, :, ::2], torch.randn(2, 1, 5).expand(2, 3, 5), torch.randn(5, 2, 3).permute(1, 2, 0)):
+        torch.testing.assert_close(products.product(a, b), a @ b)
+    column = torch.randn(2, 7, 1)
+    torch.testing.assert_close(products.product(column, column.transpose(1, 2)), column @ column.transpose(1, 2))
+    torch.testing.assert_close(products.product(column.transpose(1, 2), column), column.transpose(1, 2) @ column)
+    assert products.product(torch.empty(2, 0, 5), b).shape == (2, 0, 4)
+    assert products.product(torch.empty(2, 3, 0), torch.empty(2, 0, 4)).equal(torch.zeros(2, 3, 4))
