@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim.federation.arrays import stack, to_flat, to_record
+from fedsim.federation.messages import to_each
 from fedsim.privacy import next_clipping_norm
 from fedsim.randomness import stream
 from fedsim.scenario import ClientDp, FedAvgStrategy, FedSgdStrategy
@@ -88,7 +89,7 @@ class FedAvg(Strategy):
         self.model = to_flat(arrays, self.layout)
         cohort = self.rules.cohort(server_round)
         content = RecordDict({"arrays": arrays, "config": self.instructions(server_round, len(cohort), config)})
-        return [Message(content, self.rules.node_of(int(client)), MessageType.TRAIN) for client in cohort]
+        return to_each([self.rules.node_of(int(client)) for client in cohort], content, MessageType.TRAIN)
 
     def instructions(self, server_round: int, cohort_size: int, config: ConfigRecord) -> ConfigRecord:
         """What the server tells the clients beside the model."""

@@ -76,17 +76,18 @@ def to_record(flat: Tensor, layout: Layout) -> ArrayRecord:
 
 def to_flat(record: ArrayRecord, layout: Layout) -> Tensor:
     """The flat vector (P,) of a record; a ValueError says what does not fit the model."""
-    if tuple(record) != layout.names:
-        missing, unknown = set(layout.names) - set(record), set(record) - set(layout.names)
+    arrays: dict[str, Array] = record.__dict__["_data"]
+    if tuple(arrays) != layout.names:
+        missing, unknown = set(layout.names) - set(arrays), set(arrays) - set(layout.names)
         raise ValueError(f"its arrays do not fit the model (missing: {sorted(missing)}, unknown: {sorted(unknown)})")
-    rows = [array.__dict__.get("row") for array in record.values()]
+    rows = [array.__dict__.get("row") for array in arrays.values()]
     if isinstance(rows[0], Tensor) and len(rows[0]) == layout.size and all(row is rows[0] for row in rows):
         return rows[0]
-    arrays = {
-        name: _read(name, array, tuple(shape))
-        for (name, array), shape in zip(record.items(), layout.shapes, strict=True)
+    read = {
+        name: torch.from_numpy(_read(name, array, tuple(shape)))
+        for (name, array), shape in zip(arrays.items(), layout.shapes, strict=True)
     }
-    return layout.flatten({name: torch.from_numpy(array) for name, array in arrays.items()})
+    return layout.flatten(read)
 
 
 def _read(name: str, array: Array, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ from fedsim.federation.arrays import filled, to_flat, to_record
 from fedsim.federation.guard import always_answering, reason_of
 from fedsim.federation.inline import error_reply
 from fedsim.federation.inspection import inspect_model
+from fedsim.federation.messages import replies_to
 from fedsim.federation.safeguards import Safeguards, SystemRandomness
 from fedsim.federation.safeguards import number as _number
 from fedsim.federation.secure_client import check_ready, give_keys, give_shares, give_unmasking, mask_reply
@@ -102,12 +103,11 @@ def _train(
     if scenario.defence.secure_aggregation:
         updates = updates * weights[:, None]
     told = {"weight": weights.tolist(), **_extras(scenario, result, bits)}
-    replies = []
-    for k, (message, update) in enumerate(zip(messages, updates, strict=True)):
-        metrics = filled(MetricRecord(), {name: numbers[k] for name, numbers in told.items()})
-        content = {"arrays": to_record(update, place.layout), "metrics": metrics}
-        replies.append(Message(filled(RecordDict(), content), reply_to=message))
-    return replies
+    contents = []
+    for update, numbers in zip(updates.unbind(), zip(*told.values(), strict=True), strict=True):
+        metrics = filled(MetricRecord(), dict(zip(told, numbers, strict=True)))
+        contents.append(filled(RecordDict(), {"arrays": to_record(update, place.layout), "metrics": metrics}))
+    return replies_to(messages, contents)
 
 
 def _inspect(place: Workplace, start: Tensor, client: int, *, refuse: bool) -> None:

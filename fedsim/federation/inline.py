@@ -69,10 +69,10 @@ class InlineGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Deliver the messages; the clients answer at once."""
         batch = list(messages)
-        for message in batch:
-            self._sent += 1
-            message.metadata.__dict__["_message_id"] = str(self._sent)
-        identifiers = [message.metadata.message_id for message in batch]
+        identifiers = [str(self._sent + place) for place in range(1, len(batch) + 1)]
+        self._sent += len(batch)
+        for message, identifier in zip(batch, identifiers, strict=True):
+            message.metadata.__dict__["_message_id"] = identifier
         self.replies.update(zip(identifiers, self._answer(batch), strict=True))
         return identifiers
 

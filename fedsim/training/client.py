@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,22 +42,20 @@ class Client:
     batches: np.random.Generator
     """The stream of its batches, after the schedule was drawn."""
     randomness: ClientRandomness
-    poisson: bool = False
+    width: int
+    """The rows to which its batches are padded."""
 
     @classmethod
     def of(cls, place: int, rows: Rows, work: LocalWork, randomness: ClientRandomness) -> Client:
         """Draw the batches of a client."""
         batches = randomness.batches()
         schedule = batch_schedule(len(rows), work, batches)
-        poisson = work.example_dp is not None and work.example_dp.batches == "poisson"
-        return cls(place, rows, work.batch(len(rows)), schedule, batches, randomness, poisson)
-
-    @cached_property
-    def width(self) -> int:
-        """The rows to which its batches are padded."""
-        if self.poisson:
-            return poisson_width(self.schedule, self.batch, len(self.rows))
-        return padded_width(self.schedule, self.batch)
+        batch = work.batch(len(rows))
+        if work.example_dp is not None and work.example_dp.batches == "poisson":
+            width = poisson_width(schedule, batch, len(rows))
+        else:
+            width = padded_width(schedule, batch)
+        return cls(place, rows, batch, schedule, batches, randomness, width)
 
 
 WriteUpdates = Callable[[slice, Tensor], None]

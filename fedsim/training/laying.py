@@ -132,20 +132,17 @@ class BatchPlan:
     def of(cls, schedules: Sequence[Sequence[Rows]], members: Sequence[Rows], width: int) -> BatchPlan:
         """Lay the schedules of clients (which have at least one row each) side by side, padded to `width` rows."""
         steps = max(map(len, schedules), default=0)
-        rows = np.empty((steps, len(schedules), width), dtype=np.int64)
-        present = np.zeros(rows.shape, dtype=np.float32)
-        for k, (schedule, own) in enumerate(zip(schedules, members, strict=True)):
-            rows[:, k] = own[0]
-            if not schedule:
-                continue
-            taken = own[np.concatenate(schedule)]
-            if len(taken) == len(schedule) * width:  # all batches are full
-                rows[: len(schedule), k] = taken.reshape(-1, width)
-                present[: len(schedule), k] = 1
-                continue
-            lengths = np.fromiter(map(len, schedule), dtype=np.int64, count=len(schedule))
-            step = np.repeat(np.arange(len(schedule)), lengths)
-            place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            rows[step, k, place] = taken
-            present[step, k, place] = 1
+        lengths = np.array([[*map(len, schedule), *[0] * (steps - len(schedule))] for schedule in schedules], np.int64)
+        owners = np.repeat(np.arange(len(schedules)), lengths.sum(1))
+        firsts = np.cumsum([0, *map(len, members[:-1])])  # where each client's rows begin, when all are in one array
+        positions = np.concatenate([batch for schedule in schedules for batch in schedule])
+        taken = np.concatenate(members)[firsts[owners] + positions]
+        if (lengths == width).all():
+            rows = np.ascontiguousarray(taken.reshape(len(schedules), steps, width).swapaxes(0, 1))
+            return cls(torch.from_numpy(rows), torch.ones(rows.shape))
+        present = np.arange(width) < lengths[:, :, None]
+        rows = np.empty(present.shape, np.int64)
+        rows[:] = np.array([own[0] for own in members])[:, None, None]
+        rows[present] = taken
+        rows, present = (np.ascontiguousarray(each.swapaxes(0, 1)) for each in (rows, present.astype(np.float32)))
         return cls(torch.from_numpy(rows), torch.from_numpy(present))

@@ -197,7 +197,8 @@ def _chunks(task: Task, clients: list[Client], kernel: _Kernel, size: int | None
     for group in groups.values():
         group.sort(key=lambda client: -len(client.schedule))
         width = max(client.width for client in group)
-        needed = 4 * (2 * task.layout.size + width * kernel.trial.elements)  # bytes for each replica
+        own = task.layout.size * (1 if is_fused(task.work) else 2)  # weights and, where they are separate, gradients
+        needed = 4 * (own + width * kernel.trial.elements)  # bytes for each replica
         most = size or max(2, min(_CHUNK_BYTES // needed, math.ceil(len(group) / threads)))
         count = math.ceil(len(group) / most)
         chunks += [group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)]
