@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedsim.federation.arrays import stack, to_flat, to_record
+from fedsim.federation.arrays import to_flat, to_record
 from fedsim.federation.messages import to_each
 from fedsim.privacy import next_clipping_norm
 from fedsim.randomness import stream
@@ -106,7 +106,7 @@ class FedAvg(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next model, from the accepted replies in the order of the clients; None where the round is void."""
         limits = replace(self.limits(), summed=self.rules.secure_aggregation)
-        arrivals, refused = read_replies(replies, self.layout, self.rules.client_of, limits)
+        arrivals, refused, total = read_replies(replies, self.layout, self.rules.client_of, limits)
         if self.observer is not None:
             self.observer(server_round, arrivals, refused)
         clients = sum(arrival.clients for arrival in arrivals)
@@ -117,7 +117,7 @@ class FedAvg(Strategy):
             metrics["update-norm"] = sum(a.norm for a in arrivals) / len(arrivals)
         if self._is_void(arrivals, refused) or clients < min(self.rules.least_replies, clients + len(refused)):
             return None, metrics
-        self._step(self._average(server_round, arrivals))
+        self._step(self._average(server_round, arrivals, total))
         self._adapt_clipping(server_round, arrivals)
         return to_record(self.model, self.layout), metrics
 
@@ -138,17 +138,16 @@ class FedAvg(Strategy):
         noised_by_all = self.rules.secure_aggregation and self.rules.client_noise > 0
         return bool(refused) if noised_by_all else not arrivals
 
-    def _average(self, server_round: int, arrivals: Sequence[Arrival]) -> Tensor:
-        if not arrivals:
+    def _average(self, server_round: int, arrivals: Sequence[Arrival], total: Tensor | None) -> Tensor:
+        """The average update, of the sum Σ w_k u_k over the arrivals."""
+        if total is None:
             # With Poisson sampling nobody may come. The model must not show that: the server adds the cohort's noise.
             scale = self.rules.client_noise * self.clipping_norm / self.rules.cohort_size
             noise = stream(self.rules.seed, "server-noise", server_round).standard_normal(self.layout.size)
             return torch.from_numpy(scale * noise).float()
-        total = self.rules.cohort_size if self.rules.client_dp else sum(arrival.weight for arrival in arrivals)
-        if arrivals[0].client is None:
-            return arrivals[0].row / total
-        weights = torch.tensor([arrival.weight / total for arrival in arrivals])
-        return weights @ stack([arrival.row for arrival in arrivals])
+        weight = self.rules.cohort_size if self.rules.client_dp else sum(arrival.weight for arrival in arrivals)
+        # Under secure aggregation the one arrival is a sum already.
+        return (total if arrivals[0].client is not None else arrivals[0].row) / weight
 
     def _step(self, average: Tensor) -> None:
         split = self.layout.parameters

@@ -24,7 +24,7 @@ from fedsim.federation.arrays import to_flat, to_record
 from fedsim.randomness import stream
 from fedsim.scenario import FishingServer, ImprintServer, PerClientServer, Scenario, TrapServer
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.replies import Arrival
+from fedsim.strategies.replies import Arrival, sum_of
 from fedsim.training import Layout, LocalWork, batch_schedule
 
 Crafted = tuple[Tensor, dict[int, Tensor]]
@@ -125,15 +125,15 @@ def malicious(strategy: type[FedAvg], forge: Forge) -> type[FedAvg]:
                 return []
             return [client for client in cohort if active.clients == "all" or client in active.clients]
 
-        def _average(self, server_round: int, arrivals: Sequence[Arrival]) -> Tensor:
+        def _average(self, server_round: int, arrivals: Sequence[Arrival], total: Tensor | None) -> Tensor:
             """The average over those who got the honest model; nothing, where nobody did or where sums hide who did."""
             targets = set(self.targets(server_round, self.rules.cohort(server_round)))
             if not targets:
-                return super()._average(server_round, arrivals)  # type: ignore[no-any-return]
+                return super()._average(server_round, arrivals, total)  # type: ignore[no-any-return]
             honest = [a for a in arrivals if a.client is not None and a.client not in targets]
             if not honest:
                 return torch.zeros(self.layout.size)
-            return super()._average(server_round, honest)  # type: ignore[no-any-return]
+            return super()._average(server_round, honest, sum_of(honest))  # type: ignore[no-any-return]
 
     return Malicious
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedsim.federation.arrays import stack, to_flat, to_record
 from fedsim.federation.inline import told
+from fedsim.federation.sums import norms_and_sum
 from fedsim.training import Layout
 
 
@@ -70,8 +71,8 @@ def largest_norm(model: Tensor, noise: float) -> float:
 
 def read_replies(
     replies: Iterable[Message], layout: Layout, client_of: Callable[[int], int], limits: Limits | None = None
-) -> tuple[list[Arrival], list[Refusal]]:
-    """The accepted and the refused replies, each in the order of the clients."""
+) -> tuple[list[Arrival], list[Refusal], Tensor | None]:
+    """The accepted and the refused replies, each in the order of the clients, and the sum Σ w_k u_k of the accepted."""
     limits = limits or Limits()
     fitting: list[tuple[int, Tensor, dict[str, float]]] = []
     refused: list[Refusal] = []
@@ -91,7 +92,9 @@ def read_replies(
             refused.append(Refusal(client, told(str(error))))
         except Exception as error:  # whatever else somebody's bytes can cause
             refused.append(Refusal(client, told(f"its reply cannot be read ({type(error).__name__}: {error})")))
-    norms = torch.linalg.vector_norm(stack([row for _, row, _ in fitting]), dim=1).tolist() if fitting else []
+    if not fitting:
+        return [], refused, None
+    norms, total = norms_and_sum([row for _, row, _ in fitting], [numbers["weight"] for _, _, numbers in fitting])
     arrivals = []
     for (client, row, numbers), norm in zip(fitting, norms, strict=True):
         if not math.isfinite(norm):
@@ -100,7 +103,14 @@ def read_replies(
             refused.append(Refusal(client, f"the norm of its update is {norm:.3g}, which is absurd"))
         else:
             arrivals.append(_arrival(client, row, numbers, norm))
-    return arrivals, refused
+    return arrivals, refused, total if len(arrivals) == len(fitting) else sum_of(arrivals)
+
+
+def sum_of(arrivals: Sequence[Arrival]) -> Tensor | None:
+    """Σ w_k u_k, in the order of the clients; None if there is nobody."""
+    if not arrivals:
+        return None
+    return norms_and_sum([arrival.row for arrival in arrivals], [arrival.weight for arrival in arrivals])[1]
 
 
 def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Tensor, dict[str, float]]:
@@ -162,7 +172,7 @@ def secure_sum(
     than is claimed.
     """
     replies = list(replies)
-    arrivals, refused = read_replies(replies, layout, client_of, limits)
+    arrivals, refused, _ = read_replies(replies, layout, client_of, limits)
     reasons = {refusal.client: refusal.reason for refusal in refused}
     errors = [_refusal(reply, reasons[who]) for reply in replies if (who := client_of(_source(reply))) in reasons]
     needed = len(replies) if all_needed else max(2, len(replies) // 2 + 1)

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from fedsim.training import ghost, products
 from fedsim.training.factors import Factors, steps_that_pay
 from fedsim.training.layers import ReplicaLayer
 from fedsim.training.products import LARGE
-
 
 
 class ReplicaLinear(ReplicaLayer):
@@ -128,4 +126,6 @@ class ReplicaLinear(ReplicaLayer):
         elif self.factors is not None:
             self.factors.add(self._x, d, scale)
         else:
-            products.multiply(d.transpose(1, 2), self._x, target, scale, add=True)  # a step of SGD and the gradient are one
+            products.multiply(
+                d.transpose(1, 2), self._x, target, scale, add=True
+            )  # a step of SGD and the gradient are one

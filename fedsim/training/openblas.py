@@ -100,7 +100,7 @@ def multiply_rows(
 ) -> None:  # fmt: skip
     """C ← AB for replicas that have sizes[i] rows each of A and C, one after the other, and a B of their own."""
     for i in range(len(sizes)):
-        _multiply(AS_IS, turn_b, sizes[i], n, k, np.float32(1), a, lda, b + 4 * i * next_b, ldb, np.float32(0), c, ldc)
+        _multiply(AS_IS, turn_b, sizes[i], n, k, 1.0, a, lda, b + 4 * i * next_b, ldb, 0.0, c, ldc)
         a, c = a + 4 * sizes[i] * lda, c + 4 * sizes[i] * ldc
 
 
@@ -112,5 +112,5 @@ def add_products(
     """C ← C + α·AᵀB for replicas that have sizes[i] rows each of A and B, one after the other, and a C of their own."""
     for i in range(len(sizes)):
         at_c = c + 4 * i * next_c
-        _multiply(TRANSPOSED, AS_IS, m, n, sizes[i], np.float32(alpha), a, lda, b, ldb, np.float32(1), at_c, ldc)
+        _multiply(TRANSPOSED, AS_IS, m, n, sizes[i], alpha, a, lda, b, ldb, 1.0, at_c, ldc)
         a, b = a + 4 * sizes[i] * lda, b + 4 * sizes[i] * ldb

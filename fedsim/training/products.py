@@ -49,7 +49,8 @@ def multiply(a: Tensor, b: Tensor, into: Tensor, scale: float = 1.0, *, add: boo
         _multiply_by_mkl(a, b, into, scale, add)
         return
     (a, turn_a, lda), (b, turn_b, ldb), (c, turn_c, ldc) = _matrices(a), _matrices(b), _matrices(into)
-    assert c is into and turn_c == _AS_IS
+    assert c is into
+    assert turn_c == _AS_IS
     count, m, n = into.shape
     _openblas().multiply_each(
         count, turn_a, turn_b, m, n, a.shape[2], scale, a.data_ptr(), lda, a.stride(0), b.data_ptr(), ldb, b.stride(0),

@@ -45,7 +45,10 @@ def record(value: float = 1.0) -> ArrayRecord:
     ],
 )
 def test_a_bad_reply_is_refused_and_the_others_count(bad, reason) -> None:  # type: ignore[no-untyped-def]
-    arrivals, refused = read_replies([reply(2, record(), GOOD), bad(), reply(0, record(), GOOD)], LAYOUT, client_of)
+    replies = [reply(2, record(), GOOD), bad(), reply(0, record(), GOOD)]
+    arrivals, refused, total = read_replies(replies, LAYOUT, client_of)
+    assert total is not None
+    torch.testing.assert_close(total, sum(arrival.weight * arrival.row for arrival in arrivals))
     assert [arrival.client for arrival in arrivals] == [0, 2]
     assert [refusal.client for refusal in refused] == [1]
     assert reason in refused[0].reason
