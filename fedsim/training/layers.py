@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.training import ghost
+from fedsim.training import ghost, products
 from fedsim.training.factors import Factors
 
 
@@ -46,20 +46,33 @@ class Batch:
         self.resize(1, sum(sizes), guard)
         self.sizes = sizes
 
+    def counts(self, tensor: Tensor) -> list[int] | None:
+        """How many rows of a tensor (1, R, ...), as `by_replica` gives it, each replica has; None if not packed."""
+        if self.sizes is None:
+            return None
+        times = tensor.shape[1] // max(1, self.width)
+        return self.sizes if times == 1 else [times * size for size in self.sizes]
+
     def each(self, tensor: Tensor) -> Sequence[Tensor]:
         """A tensor (K, B·m, ...), as `by_replica` gives it, replica by replica: K tensors (B·m, ...)."""
-        if self.sizes is None:
-            return tensor.unbind()
-        times = tensor.shape[1] // self.width
-        pieces: Sequence[Tensor] = tensor[0].split([times * size for size in self.sizes])
+        counts = self.counts(tensor)
+        pieces: Sequence[Tensor] = tensor.unbind() if counts is None else tensor[0].split(counts)
         return pieces
+
+    def of_rows(self, values: Tensor, tensor: Tensor) -> Tensor:
+        """The values (K, n) of the replicas, for every row of a tensor (K, B·m, n): broadcasts with it."""
+        counts = self.counts(tensor)
+        if counts is None:
+            return values.unsqueeze(1)
+        return values.repeat_interleave(torch.tensor(counts), 0, output_size=tensor.shape[1]).unsqueeze(0)
 
     def weighted_sums(self, examples: Tensor, factors: Tensor | None) -> Tensor:
         """(K, n): Σ_i factor_i r_i over the rows of each replica, (K, B, n); factors None: 1 each."""
         if self.sizes is None or factors is None:
             return ghost.weighted_sum(examples, factors)
-        pairs = zip(self.each(examples), self.each(factors), strict=True)
-        return torch.stack([torch.mv(rows.t(), own) for rows, own in pairs])
+        sums = examples.new_zeros(len(self.sizes), 1, examples.shape[2])
+        products.add_products(factors.view(-1, 1), examples[0], sums, 1.0, self.sizes)
+        return sums.squeeze(1)
 
     def by_replica(self, tensor: Tensor, *shape: int) -> Tensor:
         """A tensor (rows·m, ...) without its guard rows, in shape (K, *shape); one entry of `shape` may be -1."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -45,23 +45,15 @@ class ReplicaLinear(ReplicaLayer):
         self._use_factors()
         y = self.batch.new(x, *x.shape[:-1], outputs)
         into = self.batch.by_replica(y, -1, outputs)
-        if self.batch.sizes is not None:
-            products.multiply_rows(self._x[0], self.weight.transpose(1, 2), into[0], self.batch.sizes)
+        if (counts := self.batch.counts(self._x)) is not None:
+            products.multiply_rows(self._x[0], self.weight.transpose(1, 2), into[0], counts)
         elif self.factors is not None:
             self.factors.times_transposed(self._x, into)
         else:
             products.multiply(self._x, self.weight.transpose(1, 2), into)
         if self.bias is not None:
-            for own, bias in self._with_biases(into):
-                own.add_(bias)
+            into.add_(self.batch.of_rows(self.bias, into))
         return y
-
-    def _with_biases(self, y: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-        """What is added to what."""
-        assert self.bias is not None
-        if self.batch.sizes is None:
-            return [(y, self.bias.unsqueeze(1))]
-        return zip(self.batch.each(y), self.bias.unbind(), strict=True)
 
     def keep(self, d: Tensor) -> None:
         """Keep d as (K, B·L, O)."""
@@ -71,8 +63,8 @@ class ReplicaLinear(ReplicaLayer):
         """D W."""
         gradient = self.batch.new(d, *self._shape)
         into = self.batch.by_replica(gradient, -1, self._shape[-1])
-        if self.batch.sizes is not None:
-            products.multiply_rows(self._d[0], self.weight, into[0], self.batch.sizes)
+        if (counts := self.batch.counts(self._d)) is not None:
+            products.multiply_rows(self._d[0], self.weight, into[0], counts)
         elif self.factors is not None:
             self.factors.times(self._d, into)
         else:
@@ -121,8 +113,8 @@ class ReplicaLinear(ReplicaLayer):
             return
         if factors is not None:
             d = d.view(*factors.shape, -1).mul(factors.unsqueeze(2)).view(d.shape)
-        if self.batch.sizes is not None:
-            products.add_products(d[0], self._x[0], target, scale, self.batch.sizes)
+        if (counts := self.batch.counts(d)) is not None:
+            products.add_products(d[0], self._x[0], target, scale, counts)
         elif self.factors is not None:
             self.factors.add(self._x, d, scale)
         else:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedsim.errors import ModelError, PrivacyError
 from fedsim.randomness import ClientRandomness
+from fedsim.training import products
 from fedsim.training.batches import LocalWork, Rows
 from fedsim.training.chunk import Chunk
 from fedsim.training.client import Client, CohortResult, Task
@@ -33,7 +34,7 @@ from fedsim.training.trial import Trial, mixes_examples, trial
 
 SMALLEST_DEVIATION = 1e-15  # of a step's noise: its square, and what is added to it, are far from what floats lose
 _LARGEST_DEVIATION = 1e15  # far from where its square would be infinite
-_PACKED = 1 << 14  # weights from which a product for one replica is worth a call
+_PACKED = 0 if products.BEYOND_MKL else 1 << 14  # weights from which a replica's product is worth a call of MKL
 _WORTH_A_THREAD = 1 << 21  # numbers that a thread moves in a step: of fewer it is done before another has woken up
 _CHUNK_BYTES = 32 << 20  # what the replicas of a chunk may need in one step: about the last cache
 

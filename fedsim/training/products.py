@@ -48,10 +48,10 @@ def multiply(a: Tensor, b: Tensor, into: Tensor, scale: float = 1.0, *, add: boo
     if not BEYOND_MKL:
         _multiply_by_mkl(a, b, into, scale, add)
         return
-    (a, turn_a, lda), (b, turn_b, ldb), (c, turn_c, ldc) = _matrices(a), _matrices(b), _matrices(into)
-    assert c is into
-    assert turn_c == _AS_IS
     count, m, n = into.shape
+    _check_shapes(a, (count, m, a.shape[2]), b, (count, a.shape[2], n), into)
+    (a, turn_a, lda), (b, turn_b, ldb) = _matrices(a), _matrices(b)
+    ldc = _distance_of_rows(into)
     _openblas().multiply_each(
         count, turn_a, turn_b, m, n, a.shape[2], scale, a.data_ptr(), lda, a.stride(0), b.data_ptr(), ldb, b.stride(0),
         float(add), into.data_ptr(), ldc, into.stride(0),
@@ -68,10 +68,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def multiply_rows(a: Tensor, b: Tensor, into: Tensor, sizes: list[int]) -> None:
     """Set `into` (R, n) to AB, of (R, k) and (K, k, n): the first sizes[0] rows with the first matrix, and so on."""
     if BEYOND_MKL:
-        (rows, _, lda), (b, turn_b, ldb) = _matrices(a.unsqueeze(0)), _matrices(b)
+        _, inner, columns = b.shape
+        _check_shapes(a, (sum(sizes), inner), b, (len(sizes), inner, columns), into)
+        b, turn_b, ldb = _matrices(b)
+        a = a.contiguous()
         _openblas().multiply_rows(
-            np.array(sizes), turn_b, into.shape[1], a.shape[1], rows.data_ptr(), lda, b.data_ptr(), ldb, b.stride(0),
-            into.data_ptr(), into.stride(0),
+            np.array(sizes), turn_b, columns, inner, a.data_ptr(), inner, b.data_ptr(), ldb, b.stride(0),
+            into.data_ptr(), _distance_of_rows(into),
         )  # fmt: skip
         return
     for own, matrix, output in zip(a.split(sizes), b.unbind(), into.split(sizes), strict=True):
@@ -84,14 +87,33 @@ def multiply_rows(a: Tensor, b: Tensor, into: Tensor, sizes: list[int]) -> None:
 def add_products(a: Tensor, b: Tensor, into: Tensor, scale: float, sizes: list[int]) -> None:
     """Add scale·AᵀB to each of `into` (K, m, n): the first sizes[0] rows of A (R, m) and B (R, n) to the first..."""
     if BEYOND_MKL:
-        (left, _, lda), (right, _, ldb) = _matrices(a.unsqueeze(0)), _matrices(b.unsqueeze(0))
+        _, m, n = into.shape
+        _check_shapes(a, (sum(sizes), m), b, (sum(sizes), n), into)
+        a, b = a.contiguous(), b.contiguous()
         _openblas().add_products(
-            np.array(sizes), *into.shape[1:], scale, left.data_ptr(), lda, right.data_ptr(), ldb,
-            into.data_ptr(), into.stride(1), into.stride(0),
+            np.array(sizes), m, n, scale, a.data_ptr(), m, b.data_ptr(), n,
+            into.data_ptr(), _distance_of_rows(into), into.stride(0),
         )  # fmt: skip
         return
     for left, right, own in zip(a.split(sizes), b.split(sizes), into.unbind(), strict=True):
         own.addmm_(left.t(), right, alpha=scale)
+
+
+def _check_shapes(a: Tensor, of_a: tuple[int, ...], b: Tensor, of_b: tuple[int, ...], into: Tensor) -> None:
+    """OpenBLAS is given addresses: it would read and write whatever is there."""
+    if a.shape != of_a or b.shape != of_b:
+        raise ValueError(f"matrices {tuple(a.shape)} and {tuple(b.shape)} where {of_a} and {of_b} are multiplied")
+    if not a.dtype == b.dtype == into.dtype == torch.float32:
+        raise TypeError(f"matrices of {a.dtype} and {b.dtype} into {into.dtype}: all must be torch.float32")
+
+
+def _distance_of_rows(into: Tensor) -> int:
+    """How far apart the rows of a result are, each of which is contiguous."""
+    *_, rows, columns = into.shape
+    *_, down, right = into.stride()
+    if (right != 1 and columns > 1) or (down < columns and rows > 1):
+        raise ValueError(f"a result {tuple(into.shape)} with strides {into.stride()}, whose rows are not contiguous")
+    return max(down, columns, 1)
 
 
 def _matrices(tensor: Tensor) -> tuple[Tensor, int, int]:

@@ -74,6 +74,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 4)),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 10), nn.Sigmoid(), nn.Linear(10, 4, bias=False)),
     "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 130), nn.Tanh(), nn.Linear(130, 4)),
+    "positions": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Linear(64, 7), nn.Tanh(), nn.Flatten(), nn.Linear(14, 4)
+    ),
     "cnn": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(4, 5, 2), nn.ELU(), nn.Flatten(), nn.Linear(20, 4)
     ),

@@ -69,7 +69,7 @@ def test_repeated_runs_are_equal(federation):
 
 
 @pytest.mark.parametrize("beyond_mkl", sorted({False, products.BEYOND_MKL}))
-@pytest.mark.parametrize("name", ["mlp", "wide", "cnn", "conv1d"])
+@pytest.mark.parametrize("name", ["mlp", "wide", "positions", "cnn", "conv1d"])
 def test_packed_batches_change_nothing_either(federation, name, beyond_mkl, monkeypatch):
     """Poisson batches of large models are packed without padding: here those of small ones too, some batches empty."""
     monkeypatch.setattr(products, "BEYOND_MKL", beyond_mkl)

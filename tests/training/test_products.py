@@ -83,3 +83,19 @@ def test_matrices_that_lie_otherwise_are_copied_first(beyond_mkl: bool, monkeypa
     torch.testing.assert_close(products.product(column.transpose(1, 2), column), column.transpose(1, 2) @ column)
     assert products.product(torch.empty(2, 0, 5), b).shape == (2, 0, 4)
     assert products.product(torch.empty(2, 3, 0), torch.empty(2, 0, 4)).equal(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.skipif(not products.BEYOND_MKL, reason="MKL, by PyTorch, does its own checks")
+def test_what_does_not_fit_is_refused_before_memory_is_touched():
+    a, b, into = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5), torch.zeros(2, 3, 5)
+    for wrong in (torch.zeros(2, 5, 5), torch.zeros(1, 4, 5), torch.zeros(2, 4, 6)):
+        with pytest.raises(ValueError, match="are multiplied"):
+            products.multiply(a, wrong, into)
+    with pytest.raises(TypeError, match="float32"):
+        products.multiply(a.double(), b, into)
+    with pytest.raises(ValueError, match="not contiguous"):
+        products.multiply(a, b, torch.zeros(2, 5, 3).transpose(1, 2))
+    with pytest.raises(ValueError, match="are multiplied"):
+        products.multiply_rows(a[0], b, into[0], [2, 2])
+    with pytest.raises(ValueError, match="are multiplied"):
+        products.add_products(a[0], b[0], torch.zeros(2, 4, 5), 1.0, [1, 2])
