@@ -84,13 +84,14 @@ class TranscriptWriter:
         with_tensor = [(line, row) for line, row in arrivals if row is not None]
         kept = {
             key_of(line): row
-            for position, (line, row) in enumerate(with_tensor)
-            if keeps_round(self.adversary, round_)
-            and (line.client is None or keeps_client(self.adversary, line.client, position))
+            for position, (line, row) in enumerate(with_tensor if keeps_round(self.adversary, round_) else [])
+            if line.client is None or keeps_client(self.adversary, line.client, position)
         }
-        file = f"round-{round_:05d}-received.safetensors" if kept else None
-        if file:
-            save_tensors(self.folder / file, kept, self.layout)
+        if not kept:
+            self._append([line for line, _ in arrivals])
+            return
+        file = f"round-{round_:05d}-received.safetensors"
+        save_tensors(self.folder / file, kept, self.layout)
         self._append(
             [
                 replace(line, file=file, sha256=sha256(row)) if row is not None and key_of(line) in kept else line
