@@ -140,13 +140,7 @@ def malicious(strategy: type[FedAvg], forge: Forge) -> type[FedAvg]:
 
 def sent_models(messages: Sequence[Message], layout: Layout) -> dict[int, Tensor]:
     """The model (P,) that went to each node; the same object for those that got the same."""
-    models: dict[int, Tensor] = {}
-    sent = {}
-    for message in messages:
-        record = message.content["arrays"]
-        if not isinstance(record, ArrayRecord):
-            raise TypeError("a model is sent as an ArrayRecord")
-        if id(record) not in models:
-            models[id(record)] = to_flat(record, layout)
-        sent[message.metadata.dst_node_id] = models[id(record)]
-    return sent
+    contents = {id(message.content): message.content for message in messages}
+    records = {key: content.array_records["arrays"] for key, content in contents.items()}
+    models = {id(record): to_flat(record, layout) for record in records.values()}
+    return {message.metadata.dst_node_id: models[id(records[id(message.content)])] for message in messages}

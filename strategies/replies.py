@@ -120,11 +120,11 @@ def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Tenso
         raise TypeError("its records are not arrays and metrics")
     if len(content) > 2:
         raise ValueError(f"it holds {next(k for k in content if k not in ('arrays', 'metrics'))!r}, {_UNASKED}")
+    if unasked := sorted(metrics.keys() - _METRICS):
+        raise ValueError(f"it holds {unasked[0]!r}, {_UNASKED}")
     numbers: dict[str, float] = {}
     for key, value in metrics.items():
-        if key not in _METRICS:
-            raise ValueError(f"it holds {key!r}, {_UNASKED}")
-        if not isinstance(value, int | float):
+        if not isinstance(value, _NUMBER):
             raise ValueError(f"its {key} is {value!r}, not a number")
         numbers[key] = value
     for key in ("weight", "num-examples"):
@@ -145,7 +145,7 @@ def _check_weight(numbers: dict[str, float], limits: Limits) -> None:
     if max(weight, examples) > limits.most_examples:
         many = f"{max(weight, examples):.0f} examples"
         raise ValueError(f"it says that it has {many}, and strategy.most_examples is {limits.most_examples}")
-    if abs(_finite(numbers, "clip-bit") or 0.0) > limits.largest_bit:
+    if "clip-bit" in numbers and abs(_finite(numbers, "clip-bit") or 0.0) > limits.largest_bit:
         raise ValueError(f"its clip-bit is {numbers['clip-bit']}, which no honest noise gives")
     worth = weight if limits.weighting is None else examples if limits.weighting == "examples" else 1.0
     if weight != worth:
@@ -154,6 +154,7 @@ def _check_weight(numbers: dict[str, float], limits: Limits) -> None:
 
 _UNASKED = "which nobody asked for"
 _METRICS = {"weight", "num-examples", "steps", "train-loss", "clip-bit", "clients"}
+_NUMBER = (int, float)
 
 
 def secure_sum(
@@ -219,5 +220,5 @@ def _arrival(client: int, row: Tensor, numbers: dict[str, float], norm: float) -
 
 def _finite(numbers: dict[str, float], key: str) -> float | None:
     """A number that is only told, not aggregated with the model: if it is none, it is left out."""
-    value = float(numbers.get(key, math.nan))
-    return value if math.isfinite(value) else None
+    value = numbers.get(key)
+    return float(value) if value is not None and math.isfinite(value) else None

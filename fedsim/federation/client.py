@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedsim.errors import FedsimError
-from fedsim.federation.arrays import filled, to_flat, to_record
+from fedsim.federation.arrays import record_of, to_flat, to_records
 from fedsim.federation.guard import always_answering, reason_of
 from fedsim.federation.inline import error_reply
 from fedsim.federation.inspection import inspect_model
@@ -45,9 +45,11 @@ def answer(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     place = _place(contexts[0])
     replies: list[Message | None] = [None] * len(messages)
     # A malicious server may send every client something else: those that got the same are trained together.
-    same: dict[tuple[int, int], list[int]] = {}
+    same: dict[tuple[int, ...], list[int]] = {}
+    contents = {id(message.content): message.content for message in messages}
+    keys = {key: (id(content["arrays"]), id(content["config"])) for key, content in contents.items()}
     for position, message in enumerate(messages):
-        same.setdefault((id(message.content["arrays"]), id(message.content["config"])), []).append(position)
+        same.setdefault(keys[id(message.content)], []).append(position)
     for positions in same.values():
         group = [messages[i] for i in positions]
         clients = [int(contexts[i].node_config["partition-id"]) for i in positions]
@@ -103,11 +105,11 @@ def _train(
     if scenario.defence.secure_aggregation:
         updates = updates * weights[:, None]
     told = {"weight": weights.tolist(), **_extras(scenario, result, bits)}
-    contents = []
-    for update, numbers in zip(updates.unbind(), zip(*told.values(), strict=True), strict=True):
-        metrics = filled(MetricRecord(), dict(zip(told, numbers, strict=True)))
-        contents.append(filled(RecordDict(), {"arrays": to_record(update, place.layout), "metrics": metrics}))
-    return replies_to(messages, contents)
+    metrics = [
+        record_of(MetricRecord, dict(zip(told, numbers, strict=True))) for numbers in zip(*told.values(), strict=True)
+    ]
+    pairs = zip(to_records(updates.unbind(), place.layout), metrics, strict=True)
+    return replies_to(messages, [record_of(RecordDict, {"arrays": a, "metrics": m}) for a, m in pairs])
 
 
 def _inspect(place: Workplace, start: Tensor, client: int, *, refuse: bool) -> None:

@@ -16,22 +16,22 @@ from flwr.app.metadata import Metadata
 def to_each(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Message]:
     """A message with the same content to every node."""
     messages = [Message(content, node, kind) for node in nodes[:1]]
-    return messages + [_like(messages[0], content, _dst_node_id=node) for node in nodes[1:]]
+    return messages + [_like(messages[0], content, {"_dst_node_id": node}) for node in nodes[1:]]
 
 
 def replies_to(messages: Sequence[Message], contents: Sequence[RecordDict]) -> list[Message]:
     """The replies to messages of one round, which differ in nothing but their clients."""
     replies = [Message(contents[0], reply_to=messages[0])]
     for message, content in zip(messages[1:], contents[1:], strict=True):
-        asked = message.metadata
-        fields = {"_src_node_id": asked.dst_node_id, "_reply_to_message_id": asked.message_id}
-        replies.append(_like(replies[0], content, **fields))
+        asked = vars(message.metadata)
+        fields = {"_src_node_id": asked["_dst_node_id"], "_reply_to_message_id": asked["_message_id"]}
+        replies.append(_like(replies[0], content, fields))
     return replies
 
 
-def _like(other: Message, content: RecordDict, **fields: object) -> Message:
+def _like(other: Message, content: RecordDict, fields: dict[str, object]) -> Message:
     """A message like another, but for its content and some fields of its metadata."""
     message, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
-    metadata.__dict__.update(other.metadata.__dict__, **fields)
-    message.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    vars(metadata).update(vars(other.metadata) | fields)
+    vars(message).update(_metadata=metadata, _content=content, _error=None)
     return message

@@ -35,7 +35,10 @@ def _add_up(
             for i in range(len(part)):
                 part[i] += of_a * a[i] + of_b * b[i] + of_c * c[i] + of_d * d[i]
                 aa, bb, cc, dd = aa + a[i] * a[i], bb + b[i] * b[i], cc + c[i] * c[i], dd + d[i] * d[i]
-            squares[k : k + 4] += np.array([aa, bb, cc, dd])
+            squares[k] += aa
+            squares[k + 1] += bb
+            squares[k + 2] += cc
+            squares[k + 3] += dd
         for k in range(fours, len(rows)):
             row, weight, square = rows[k, first:last], weights[k], np.float32(0)
             for i in range(len(part)):

@@ -30,6 +30,7 @@ from fedsim.scenario import AdversarySection
 from fedsim.training import Layout
 
 Kind = Literal["model", "update", "gradient", "sum", "error"]
+_as_json = json.JSONEncoder().encode
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class TranscriptWriter:
 
     def _append(self, lines: Sequence[MessageLine]) -> None:
         dicts = [{k: v for k, v in vars(line).items() if v is not None and v != {}} for line in lines]
-        self.messages.write("".join(json.dumps(content) + "\n" for content in dicts).encode())
+        self.messages.write("".join([_as_json(content) + "\n" for content in dicts]).encode())
         self.messages.flush()
 
 

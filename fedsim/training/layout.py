@@ -51,12 +51,11 @@ class Layout:
                 f"a flat vector of {flat.shape[-1]} numbers does not fit a model of {self.size}: "
                 "give the vector of a model of the same architecture"
             )
-        views, offset = {}, 0
+        views, offset, leading = {}, 0, flat.shape[:-1]
         for name, shape in zip(self.names, self.shapes, strict=True):
-            views[name] = flat[..., offset : offset + shape.numel()].unflatten(-1, shape or (1,))
-            if not shape:
-                views[name] = views[name].squeeze(-1)
-            offset += shape.numel()
+            length = shape.numel()
+            views[name] = flat.narrow(-1, offset, length).view(leading + shape)
+            offset += length
         return views
 
 
