@@ -97,13 +97,17 @@ class TableEncoding:
 def load_csv(spec: CsvData, seed: int) -> Dataset:
     """A `.csv` or `.csv.gz` file with a header line."""
     frame = _read_csv(spec)
-    for field, names in (("target", (spec.target,)), ("drop", spec.drop), ("categorical", spec.categorical)):
-        unknown = [name for name in names if name not in frame.columns]
-        if unknown:
-            raise DataError(
-                f"data.{field} names the column {unknown[0]}, but {spec.path} has {', '.join(map(str, frame.columns))}"
-            )
+    named = {"target": (spec.target,), "drop": spec.drop, "categorical": spec.categorical}
+    check_columns(named, list(map(str, frame.columns)), spec.path)
     return from_frame(existing_file(spec.path).name, frame, spec.target, spec, seed, spec.drop, spec.categorical)
+
+
+def check_columns(named: dict[str, tuple[str, ...]], columns: list[str], where: str) -> None:
+    """DataError for a field of `data` that names a column which is not there."""
+    for field, names in named.items():
+        unknown = [name for name in names if name not in columns]
+        if unknown:
+            raise DataError(f"data.{field} names the column {unknown[0]}, but {where} has {', '.join(columns)}")
 
 
 def from_frame(
@@ -128,7 +132,7 @@ def from_frame(
     if not used:
         raise DataError(f"data {name} has no columns left beside the target {target}")
     _check_missing(everything[[*used, target]], name)
-    codes, class_names = _classes(everything[target], name)
+    codes, class_names = class_codes(everything[target], name)
     if test is None:
         train_rows, test_rows = split_rows(codes, spec, seed)
     else:
@@ -179,7 +183,7 @@ def _check_missing(frame: pd.DataFrame, name: str) -> None:
         )
 
 
-def _classes(values: pd.Series, name: str) -> tuple[Array, tuple[str, ...]]:
+def class_codes(values: pd.Series, name: str) -> tuple[Array, tuple[str, ...]]:
     """Class numbers, and class names in sorted order. A class is a text or a whole number."""
     if pd.api.types.is_float_dtype(values):
         if not (values % 1 == 0).all():
@@ -220,7 +224,7 @@ def _check_text(values: pd.Series, source: str) -> None:
         return
     counts = values.value_counts()
     odd = pd.to_numeric(pd.Series(counts.index), errors="coerce").isna().to_numpy()
-    if counts[odd].sum() < len(values) / 2:
+    if 0 < counts[odd].sum() < len(values) / 2:  # none: numbers that were stored as text are names, such as post codes
         raise DataError(
             f"data {source} has {int(counts[odd].sum()):,} values that are no numbers in column {values.name}, such as"
             f" {counts.index[odd][0]!r}; mend them, or name the column in data.categorical or data.drop"

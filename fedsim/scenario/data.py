@@ -91,14 +91,20 @@ class HubData(_Data):
 
     source: Literal["hub"]
     """A data set that is downloaded when the scenario runs."""
-    dataset: str
-    """The name on the hub, for example `ylecun/mnist`."""
+    dataset: str = Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$")
+    """Owner and name on the hub, for example `ylecun/mnist`."""
     subset: str | None = None
     """The configuration of the data set, where it has several."""
-    x: str = "image"
-    """The column with the input; for a table, leave it and name `target`: all other columns are input."""
+    x: str | None = None
+    """The column with the input; null: the only column of images, or, for a table, all columns but the target."""
     target: str = "label"
     """The column to predict."""
+    size: int | None = Field(None, ge=4, le=512)
+    """Every image is scaled to size x size pixels; null: all have one size already."""
+    drop: tuple[str, ...] = ()
+    """Columns of a table to leave out."""
+    categorical: tuple[str, ...] = ()
+    """Numeric columns of a table that are codes of categories; texts and classes of the hub are categorical anyway."""
 
 
 DataSection = Annotated[
