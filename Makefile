@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-deploy faults lint bench bench-inversion calibrate clean wheel-check help
+.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion calibrate clean wheel-check help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       run the quickstart scenario and write its report"
 	@echo "make test       run the tests (minutes)"
 	@echo "make test-slow  run the tests that take longer"
+	@echo "make test-hub   run the tests of data with the extra hub, against a hub on this machine"
 	@echo "make test-deploy  a real federation in network namespaces (root; installs nginx, iproute2, openssh)"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
 	@echo "make lint       ruff and mypy"
@@ -41,6 +42,11 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+# Apart from `make test`, so that everything else is tested without the packages that the extra brings.
+test-hub: .venv/installed
+	$(BIN)/pip install -qq -c constraints.txt -e ".[dev,hub]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy" -n 2 tests/data
 
 # Where packages cannot be installed or namespaces are not allowed, the tests skip and say why.
 test-deploy: .venv/installed

@@ -145,6 +145,7 @@ def _plain(node: Node) -> str:
         if key in node
     ]
     pattern = f" that matches {node['pattern']}" if "pattern" in node else ""
+    pattern = f" like {node['examples'][0]}" if "examples" in node else pattern
     length = f" of at most {node['maxLength']} characters" if "maxLength" in node else ""
     return " ".join([_TYPES.get(node.get("type", ""), "a value"), *(" and ".join(bounds).split())]) + pattern + length
 

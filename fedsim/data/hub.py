@@ -22,7 +22,11 @@ from fedsim.scenario import HubData
 # A privacy tool does not report who uses it: not to Flower, not to the hub, and not to the counter of downloads, which
 # is on another host. They are read when the client is imported.
 _UNREPORTED = {"FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
-_NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",  # two lines for each of five attempts to reach a hub that is not there
+}
 
 
 def load_hub(spec: HubData, seed: int) -> Dataset:
@@ -42,7 +46,7 @@ def load_hub(spec: HubData, seed: int) -> Dataset:
 
 def _download(spec: HubData) -> list[Any]:
     """The split `train` and, where there is one with labels, `test` or else `validation`."""
-    for variable, value in {**_UNREPORTED, **({} if sys.stderr.isatty() else _NO_BARS)}.items():
+    for variable, value in {**_UNREPORTED, **({} if sys.stderr.isatty() else _QUIET)}.items():
         os.environ.setdefault(variable, value)
     try:
         from flwr_datasets import FederatedDataset

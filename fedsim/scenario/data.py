@@ -91,7 +91,7 @@ class HubData(_Data):
 
     source: Literal["hub"]
     """A data set that is downloaded when the scenario runs."""
-    dataset: str = Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$")
+    dataset: str = Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$", examples=["ylecun/mnist"])
     """Owner and name on the hub, for example `ylecun/mnist`."""
     subset: str | None = None
     """The configuration of the data set, where it has several."""

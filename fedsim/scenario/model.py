@@ -84,7 +84,7 @@ class ImprintModel(Section):
 class ImportedModel(Section):
     """The user's own model."""
 
-    name: Annotated[str, Field(pattern=r"^import:[\w.]+:\w+$")]
+    name: Annotated[str, Field(pattern=r"^import:[\w.]+:\w+$", examples=["import:mymodule:build"])]
     """`import:module:function`; the function takes (input_shape, classes) and returns a torch.nn.Module."""
 
 
