@@ -55,6 +55,7 @@ class Chunk:
         self._batch_sizes = torch.tensor([float(client.batch) for client in clients] + [1.0] * len(nobody))
         noisy = work.example_dp is not None and work.example_dp.noise_multiplier > 0
         self._noise = NoiseStreams([c.randomness.noise_key() for c in clients], layout.parameters) if noisy else None
+        self._room = task.x[:0]
         model.load_constants(task.start)
 
     @torch.no_grad()
@@ -109,8 +110,9 @@ class Chunk:
         """
         guard, labels, share = self._model.batch.guard, examples.labels, examples.shares
         rows = torch.cat([examples.rows, examples.rows.new_zeros(guard)]) if guard else examples.rows
+        inputs = torch.index_select(self._task.x, 0, rows, out=self._inputs(len(rows)))
         with torch.enable_grad():
-            outputs = self._model(self._task.x.index_select(0, rows))
+            outputs = self._model(inputs)
         gradient = outputs[: len(labels)] if guard else outputs
         gradient = gradient - gradient.amax(-1, keepdim=True)
         log_likelihood = gradient.gather(-1, labels)
@@ -120,6 +122,13 @@ class Chunk:
         if guard:
             gradient = torch.cat([gradient, gradient.new_zeros(guard, *gradient.shape[1:])])
         backpropagate(outputs, gradient)
+
+    def _inputs(self, rows: int) -> Tensor:
+        """Memory for the inputs of a step: that of the step before, which is still in the cache."""
+        x = self._task.x
+        if rows > len(self._room):
+            self._room = x.new_empty(rows, *x.shape[1:])
+        return self._room[:rows]
 
     def _begin_with_noise(self, active: int, dp: ExampleClipping) -> None:
         """Set the gradients of the active clients to σC·N(0, I)/B, to which the clipped sums are then added."""

@@ -72,8 +72,16 @@ class ReplicaConv(ReplicaLayer):
                 own.copy_(found.permute(0, 2, 3, 1).reshape(own.shape))
 
     def _images(self) -> list[Tensor]:
-        """The padded images of each replica, (B·m, C, H, W)."""
-        return [own.flatten(0, 1).permute(0, 3, 1, 2) for own in self.batch.each(self._image)]
+        """The padded images of each replica, (B·m, C, H, W).
+
+        By the stride of the channels oneDNN is told that these come last; where there is one, any stride would do.
+        """
+        height, width, channels = self._image.shape[-3:]
+        strides = (height * width * channels, 1, width * channels, channels)
+        return [
+            own.as_strided((own.shape[0] * own.shape[1], channels, height, width), strides)
+            for own in self.batch.each(self._image)
+        ]
 
     def _multiply(self, into: Tensor) -> None:
         """The outputs (K, B, m·L, O), by products of patches."""
