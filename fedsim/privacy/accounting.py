@@ -193,7 +193,8 @@ def _next_sigma(low: tuple[float, float], high: tuple[float, float], target: flo
         step = math.log(target / anchor[1]) / slope
         # a nudge to the far side of the guess, so that the next interval is short at both ends
         step += math.copysign(0.4 * tolerance, step) if step else 0.0
-        guess = anchor[0] * math.exp(min(max(step, -2.0), 2.0))
+        along = anchor[0] * math.exp(min(max(step, -2.0), 2.0))
+        guess = along if low[0] < along < high[0] else guess  # where ε falls to 0, no line leads there
     inside = (low[0] * (1 + 0.3 * tolerance), high[0] * (1 - 0.3 * tolerance))
     return min(max(guess, inside[0]), inside[1])
 

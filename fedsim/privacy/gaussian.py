@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 from scipy.special import erfcx, log_ndtr
@@ -29,10 +30,11 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def _log_delta(sigma: float, epsilon: float) -> float:
-    """Logarithm of δ(ε), without cancellation as far as float64 allows.
+    """Logarithm of δ(ε), never too small: what rounding may have taken is added.
 
     With a = 1/2σ − εσ and b = 1/2σ + εσ: b² − a² = 2ε, so that e^ε Φ(−b) = e^(−a²/2) erfcx(b/√2)/2, in which no large
     number is taken from another. (ε + ln Φ(−b) is off by more than ln δ where ε is beyond 1e17, to the wrong side.)
+    Where σ is large, both terms are nearly equal, and their difference has few digits left.
     """
     if sigma == 0:
         return 0.0
@@ -41,7 +43,8 @@ def _log_delta(sigma: float, epsilon: float) -> float:
     a, b = 0.5 / sigma - epsilon * sigma, 0.5 / sigma + epsilon * sigma
     upper = float(log_ndtr(a))
     lower = -0.5 * a * a + math.log(0.5 * float(erfcx(b / math.sqrt(2))))
-    return upper + math.log(-math.expm1(lower - upper)) if lower < upper else -math.inf
+    lost = 4 * sys.float_info.epsilon * (1 + abs(upper) + abs(lower))
+    return upper + math.log(min(1.0, lost - math.expm1(min(0.0, lower - upper))))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:

@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 
 INTERVAL = 1e-4
 """Grid of the privacy loss; the error in epsilon is about (number of compositions) x INTERVAL^2, and never negative."""
+FEWEST = 1000
+"""Points of the line of one release at the least."""
 TAIL = 1e-15
 """Mass outside the window of a composition: it is counted as infinite loss."""
 SMALLEST_DELTA = 1e-10
@@ -55,10 +57,16 @@ class Release:
     sample_rate: float = 1.0
 
     def interval(self, points: int) -> float:
-        """INTERVAL, doubled until the line of one release fits: small noise has losses of hundreds."""
+        """INTERVAL, doubled until the line of one release fits: small noise has losses of hundreds.
+
+        Or halved, until the line has FEWEST points: a unit that is rarely sampled has losses of a millionth.
+        """
         noise = self.noise_multiplier
         span = 0.5 / noise**2 + 10 / noise if self.kind == "gaussian" else 2 / noise
-        return INTERVAL * 2.0 ** max(0, math.ceil(math.log2(span / (points * INTERVAL))))
+        sampled = math.log1p(self.sample_rate * math.expm1(span)) if span < 700 else span
+        doublings = math.ceil(math.log2(span / (points * INTERVAL)))
+        halvings = min(20, math.ceil(math.log2(FEWEST * INTERVAL / sampled)))  # 1e-10: dp-accounting has digits left
+        return INTERVAL * 2.0 ** (doublings if doublings > 0 else -max(0, halvings))
 
 
 @dataclass(frozen=True, eq=False)
