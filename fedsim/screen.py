@@ -205,7 +205,7 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("training", f"{scenario.strategy.name}, {rounds(scenario)}, {steps} for a client in a round"),
         ("defence", _defence(plan)),
         ("server sees", f"{messages(plan):,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
-        ("time", f"about {duration(seconds)} on this machine{_and_attacks(scenario)}"),
+        ("time", f"about {duration(seconds)} on this machine, some more for the report{_and_attacks(scenario)}"),
         *_claim_rows(plan.claims),
         *(("note", note) for note in notes(plan)),
     ]

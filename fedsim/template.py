@@ -38,23 +38,25 @@ def _field(name: str, node: schema.Node, values: dict[str, Any], depth: int) -> 
     members = schema.sections(node)
     if not members:
         yield f"{pad}{name}: {_flow(value)}"
-        items = schema.resolve(node).get("items", {})
+        items, said = schema.resolve(node).get("items", {}), set[str]()
         for member in schema.sections(items):
-            yield from _other(member, schema.tag_of(items), pad, "- ")
+            yield from _other(member, schema.tag_of(items), pad, "- ", said)
         return
     if value is None:
         yield f"{pad}{name}: null"
+        said = set()
         for member in members:
-            yield from _other(member, schema.tag_of(node), pad, f"{name}: ")
+            yield from _other(member, schema.tag_of(node), pad, f"{name}: ", said)
         return
     tag = schema.tag_of(node)
     chosen = schema.with_tag(node, value[tag]) if tag else members[0]
     yield f"{pad}{name}:"
     for inner in _tag_first(chosen["properties"], tag):
         yield from _field(inner, chosen["properties"][inner], value, depth + 1)
+    said = {_meaning(*field) for field in chosen["properties"].items()}
     for member in members:
         if member is not chosen and member.get("title") != chosen.get("title"):
-            yield from _other(member, tag, pad + "  ", "or: ")
+            yield from _other(member, tag, pad + "  ", "or: ", said)
 
 
 def _tag_first(names: dict[str, Any], tag: str | None) -> list[str]:
@@ -69,22 +71,34 @@ def _about(node: schema.Node) -> str:
     return f"{about} [{schema.expected(node)}]"
 
 
-def _other(member: schema.Node, tag: str | None, pad: str, label: str) -> Iterator[str]:
-    """An alternative that is not chosen: its fields in one line, and what it is."""
+def _meaning(name: str, node: schema.Node) -> str:
+    return f"{name}: {_about(node)}"
+
+
+def _other(member: schema.Node, tag: str | None, pad: str, label: str, said: set[str]) -> Iterator[str]:
+    """An alternative that is not chosen: its fields in one line, what it is, and the meanings that were not yet said."""
     parts = []
     for name in _tag_first(member["properties"], tag):
         field = member["properties"][name]
         value = schema.tags(member)[0] if name == tag else field.get("default", "...")
         parts.append(f"{name}: {_flow(value)}")
-    yield from _comment(f"{label}{{{', '.join(parts)}}}  {member.get('description', '')}".rstrip(), pad, "    ")
+    kind = member["properties"].get(tag, {}) if len(schema.tags(member)) < 2 else {}
+    about = f"{member.get('description', '')} {kind.get('description', '')}"
+    yield from _comment(f"{label}{{{', '.join(parts)}}} {about}", pad, "    ")
     for name, field in member["properties"].items():
+        meaning = _meaning(name, field)
+        if meaning not in said and (name != tag or len(schema.tags(member)) > 1):
+            said.add(meaning)
+            yield from _comment(meaning, pad, " " * 12, " " * 8)
         for inner in schema.sections(field):
-            yield from _other(inner, schema.tag_of(field), pad, f"  {name}: ")
+            yield from _other(inner, schema.tag_of(field), pad, f"{name}: ", said)
 
 
-def _comment(text: str, pad: str, hang: str = "") -> Iterator[str]:
-    words = " ".join(text.split())
-    for line in textwrap.wrap(words, _WIDTH - len(pad), subsequent_indent=hang, break_on_hyphens=False):
+def _comment(text: str, pad: str, hang: str = "", first: str = "") -> Iterator[str]:
+    words, width = " ".join(text.split()), _WIDTH - len(pad)
+    for line in textwrap.wrap(
+        words, width, initial_indent=first, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False
+    ):
         yield f"{pad}# {line}"
 
 

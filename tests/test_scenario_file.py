@@ -232,7 +232,11 @@ def test_the_template_shows_every_field_and_loads_as_the_defaults() -> None:
     words = " ".join(line.strip(" #") for line in text.splitlines())
     definitions = scenario_schema.root()["$defs"]
     for definition in definitions.values():
-        assert all(re.search(rf"\b{field}: ", words) for field in definition.get("properties", {}))
+        for name, field in definition.get("properties", {}).items():
+            assert re.search(rf"\b{name}: ", words), name
+            assert " ".join(field.get("description", "").split()) in words, name
+    assert "one of poisson, shuffle" in words
+    assert "resnet18" in words
     for field in scenario_schema.root()["properties"].values():
         assert " ".join(field["description"].split()) in words
     assert max(map(len, text.splitlines())) <= 120

@@ -192,7 +192,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 
 def estimate_seconds(plan: Plan) -> float:
-    """About how long the run may take: a few real local steps and one evaluation, extrapolated."""
+    """About how long the run may take: a few real local steps and one evaluation, extrapolated, and what is compiled."""
     clients = next(cohort for cohort in plan.cohorts if len(cohort))[:8].tolist()
     members = [plan.partition.members(client) for client in clients]
     randomness = [ClientRandomness(plan.scenario.seed, 0, client) for client in clients]
@@ -200,6 +200,7 @@ def estimate_seconds(plan: Plan) -> float:
     if work.kind == "fedavg":
         work = replace(work, steps=2)
     arguments = (plan.model, plan.start, plan.dataset.x_train, plan.dataset.y_train, members, work, randomness)
+    started = time.perf_counter()
     train_cohort(*arguments)
     begun = time.perf_counter()
     steps = int(train_cohort(*arguments).steps.sum())
@@ -209,7 +210,8 @@ def estimate_seconds(plan: Plan) -> float:
     client_rounds = sum(len(cohort) for cohort in plan.cohorts)
     evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
     training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
-    return training + (evaluated - trained) * evaluations
+    compiling = max(0.0, (begun - started) - (trained - begun))
+    return compiling + training + (evaluated - trained) * evaluations
 
 
 def _check_sums(scenario: Scenario, cohorts: Sequence[Cohort]) -> None:
