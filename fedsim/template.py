@@ -76,7 +76,7 @@ def _meaning(name: str, node: schema.Node) -> str:
 
 
 def _other(member: schema.Node, tag: str | None, pad: str, label: str, said: set[str]) -> Iterator[str]:
-    """An alternative that is not chosen: its fields in one line, what it is, and the meanings that were not yet said."""
+    """An alternative that is not chosen: its fields in one line, what it is, and what was not yet said of them."""
     parts = []
     for name in _tag_first(member["properties"], tag):
         field = member["properties"][name]

@@ -192,7 +192,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 
 def estimate_seconds(plan: Plan) -> float:
-    """About how long the run may take: a few real local steps and one evaluation, extrapolated, and what is compiled."""
+    """About how long the run may take: a few real local steps and one evaluation, extrapolated, and compiling."""
     clients = next(cohort for cohort in plan.cohorts if len(cohort))[:8].tolist()
     members = [plan.partition.members(client) for client in clients]
     randomness = [ClientRandomness(plan.scenario.seed, 0, client) for client in clients]
