@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
-from fedsim.federation.arrays import stack, to_flat, to_record
+from fedsim.federation.arrays import Row, stack, tensor_of, to_record, to_row
 from fedsim.federation.inline import told
 from fedsim.federation.sums import norms_and_sum
 from fedsim.training import Layout
@@ -30,13 +30,18 @@ class Arrival:
     """One accepted reply. Under secure aggregation it is the sum over `clients` clients, and `client` is None."""
 
     client: int | None
-    row: Tensor
+    update: Row
     weight: float
     norm: float
     examples: int | None = None
     loss: float | None = None
     clients: int = 1
     bit: float | None = None
+
+    @property
+    def row(self) -> Tensor:
+        """The flat vector (P,) that arrived."""
+        return tensor_of(self.update)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def read_replies(
 ) -> tuple[list[Arrival], list[Refusal], Tensor | None]:
     """The accepted and the refused replies, each in the order of the clients, and the sum Σ w_k u_k of the accepted."""
     limits = limits or Limits()
-    fitting: list[tuple[int, Tensor, dict[str, float]]] = []
+    fitting: list[tuple[int, Row, dict[str, float]]] = []
     refused: list[Refusal] = []
     sources = sorted(((_source(reply), reply) for reply in replies), key=itemgetter(0))
     times = Counter(source for source, _ in sources)
@@ -110,10 +115,10 @@ def sum_of(arrivals: Sequence[Arrival]) -> Tensor | None:
     """Σ w_k u_k, in the order of the clients; None if there is nobody."""
     if not arrivals:
         return None
-    return norms_and_sum([arrival.row for arrival in arrivals], [arrival.weight for arrival in arrivals])[1]
+    return norms_and_sum([arrival.update for arrival in arrivals], [arrival.weight for arrival in arrivals])[1]
 
 
-def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Tensor, dict[str, float]]:
+def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Row, dict[str, float]]:
     """The update (P,) and the numbers of a reply; an exception says what is wrong with it."""
     record, metrics = content["arrays"], content["metrics"]
     if not isinstance(record, ArrayRecord) or not isinstance(metrics, MetricRecord):
@@ -134,7 +139,7 @@ def _content(content: RecordDict, layout: Layout, limits: Limits) -> tuple[Tenso
         raise ValueError(f"its num-examples is {numbers['num-examples']}, not a whole number")
     if not limits.summed:
         _check_weight(numbers, limits)
-    return to_flat(record, layout), numbers
+    return to_row(record, layout), numbers
 
 
 def _check_weight(numbers: dict[str, float], limits: Limits) -> None:
@@ -204,11 +209,11 @@ def _refusal(reply: Message, reason: str) -> Message:
     return refused
 
 
-def _arrival(client: int, row: Tensor, numbers: dict[str, float], norm: float) -> Arrival:
+def _arrival(client: int, update: Row, numbers: dict[str, float], norm: float) -> Arrival:
     summed = "clients" in numbers
     return Arrival(
         client=None if summed else client,
-        row=row,
+        update=update,
         weight=float(numbers["weight"]),
         norm=norm,
         examples=int(numbers["num-examples"]) if "num-examples" in numbers else None,

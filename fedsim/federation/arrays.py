@@ -12,25 +12,49 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedsim.training import Layout
+from fedsim.training import CohortResult, Layout
+
+
+class Promised(NamedTuple):
+    """The update of one client of a cohort, which is computed when somebody asks for its numbers."""
+
+    cohort: CohortResult
+    place: int
+
+    def numel(self) -> int:
+        """P."""
+        return self.cohort.size
+
+    def tensor(self) -> Tensor:
+        """The flat vector (P,)."""
+        return self.cohort.updates[self.place]
+
+
+Row = Tensor | Promised
+"""A flat vector (P,), or the promise of one."""
+
+
+def tensor_of(row: Row) -> Tensor:
+    """The flat vector (P,)."""
+    return row.tensor() if isinstance(row, Promised) else row
 
 
 class TensorArray(Array):
     """A Flower Array that is a view of a flat row, and that is serialised when somebody reads `data`."""
 
-    row: Tensor
+    row: Row
     start: int
     dtype = "float32"
     stype = "numpy.ndarray"
 
-    def __init__(self, row: Tensor, start: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, row: Row, start: int, shape: tuple[int, ...]) -> None:
         fields = self.__dict__  # Flower's own way of setting an attribute takes ten times as long
         fields["row"], fields["start"], fields["shape"] = row, start, shape
 
@@ -43,8 +67,8 @@ class TensorArray(Array):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The array itself, not a copy."""
-        numbers = self.row[self.start : self.start + math.prod(self.shape)]
-        array: np.ndarray[Any, Any] = numbers.numpy().reshape(self.shape)
+        part = tensor_of(self.row)[self.start : self.start + math.prod(self.shape)]
+        array: np.ndarray[Any, Any] = part.numpy().reshape(self.shape)
         return array
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +104,7 @@ def record_of(kind: type[_Record], entries: Mapping[str, object]) -> _Record:
     return record
 
 
-def to_records(rows: Iterable[Tensor], layout: Layout) -> list[ArrayRecord]:
+def to_records(rows: Iterable[Row], layout: Layout) -> list[ArrayRecord]:
     """Each of the flat vectors (P,) as named arrays."""
     places = _places(layout)
     return [
@@ -95,6 +119,11 @@ def to_record(flat: Tensor, layout: Layout) -> ArrayRecord:
 
 def to_flat(record: ArrayRecord, layout: Layout) -> Tensor:
     """The flat vector (P,) of a record; a ValueError says what does not fit the model."""
+    return tensor_of(to_row(record, layout))
+
+
+def to_row(record: ArrayRecord, layout: Layout) -> Row:
+    """The same, or the promise of it where nobody has computed it yet."""
     arrays: dict[str, Array] = record.__dict__["_data"]
     if tuple(arrays) != layout.names:
         missing, unknown = set(layout.names) - set(arrays), set(arrays) - set(layout.names)

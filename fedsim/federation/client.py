@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedsim.errors import FedsimError
-from fedsim.federation.arrays import record_of, to_flat, to_records
+from fedsim.federation.arrays import Promised, Row, record_of, to_flat, to_records
 from fedsim.federation.guard import always_answering, reason_of
 from fedsim.federation.inline import error_reply
 from fedsim.federation.inspection import inspect_model
@@ -101,14 +101,12 @@ def _train(
     # By whatever the server asks for: a weight tells how many examples there are, which a claim for clients keeps.
     by_examples = config["weighting"] == "examples" and scenario.defence.client_dp is None
     weights = result.examples.float() if by_examples else torch.ones(len(clients))
-    updates, bits = protect(result.updates, scenario, config, randomness)
-    if scenario.defence.secure_aggregation:
-        updates = updates * weights[:, None]
+    rows, bits = _sent(result, weights, scenario, config, randomness)
     told = {"weight": weights.tolist(), **_extras(scenario, result, bits)}
     metrics = [
         record_of(MetricRecord, dict(zip(told, numbers, strict=True))) for numbers in zip(*told.values(), strict=True)
     ]
-    pairs = zip(to_records(updates.unbind(), place.layout), metrics, strict=True)
+    pairs = zip(to_records(rows, place.layout), metrics, strict=True)
     return replies_to(messages, [record_of(RecordDict, {"arrays": a, "metrics": m}) for a, m in pairs])
 
 
@@ -158,6 +156,24 @@ def _extras(scenario: Scenario, result: CohortResult, bits: Tensor | None) -> di
     if bits is not None:
         extras["clip-bit"] = bits
     return {name: numbers.tolist() for name, numbers in extras.items()}
+
+
+def _sent(
+    result: CohortResult,
+    weights: Tensor,
+    scenario: Scenario,
+    config: ConfigRecord,
+    randomness: Sequence[ClientRandomness],
+) -> tuple[Sequence[Row], Tensor | None]:
+    """What leaves the clients, and their noisy bits: what the defence makes of their updates.
+
+    Without one, the updates themselves, which nobody computes before they are read.
+    """
+    defence = scenario.defence
+    if defence.client_dp is None and defence.compression is None and not defence.secure_aggregation:
+        return [Promised(result, place) for place in range(len(weights))], None
+    updates, bits = protect(result.updates, scenario, config, randomness)
+    return (updates * weights[:, None] if defence.secure_aggregation else updates).unbind(), bits
 
 
 def protect(

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fedsim.errors import RunError
-from fedsim.federation.arrays import to_flat, to_record
+from fedsim.federation.arrays import Row, to_flat, to_record
 from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.fleet import FleetGrid, Owners, collect
@@ -254,8 +254,8 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
 
 def _received(
     round_: int, kind: Kind, arrivals: Sequence[Arrival], refused: Sequence[Refusal]
-) -> list[tuple[MessageLine, Tensor | None]]:
-    lines: list[tuple[MessageLine, Tensor | None]] = []
+) -> list[tuple[MessageLine, Row | None]]:
+    lines: list[tuple[MessageLine, Row | None]] = []
     for arrival in arrivals:
         line = MessageLine(
             round_,
@@ -267,9 +267,9 @@ def _received(
             examples=arrival.examples,
             loss=arrival.loss,
             bit=arrival.bit,
-            bytes=4 * arrival.row.numel(),
+            bytes=4 * arrival.update.numel(),
         )
-        lines.append((line, arrival.row))
+        lines.append((line, arrival.update))
     lines += [(MessageLine(round_, "received", "error", no.client, reason=no.reason), None) for no in refused]
     return lines
 

@@ -6,7 +6,7 @@ Together they are many times larger than the processor's cache, so that every pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.federation.arrays import stack
+from fedsim.federation.arrays import Promised, Row, stack, tensor_of
 
 _BLOCK = 1 << 15  # numbers of the sum, which stay in the cache while all rows are added
 
@@ -55,8 +55,21 @@ def _compiled() -> Callable[..., None]:
     return compiled
 
 
-def norms_and_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> tuple[list[float], Tensor]:
+def norms_and_sum(rows: Sequence[Row], weights: Sequence[float]) -> tuple[list[float], Tensor]:
     """‖u_k‖ for each of the rows (P,), and Σ_k w_k u_k: a function of the rows in their order, to the last bit."""
-    squares, total = np.zeros(len(rows)), np.zeros(rows[0].numel(), np.float32)
-    _compiled()(stack(rows).numpy(), np.array(weights, np.float32), squares, total)
+    squares, total, first = np.zeros(len(rows)), np.zeros(rows[0].numel(), np.float32), 0
+    for piece in _pieces(rows):
+        some = slice(first, first + len(piece))
+        _compiled()(piece.numpy(), np.array(weights[some], np.float32), squares[some], total)
+        first = some.stop
     return np.sqrt(squares).tolist(), torch.from_numpy(total)
+
+
+def _pieces(rows: Sequence[Row]) -> Iterator[Tensor]:
+    """All rows as one matrix; or, of a cohort whose updates are only promised, as many at a time as are added."""
+    cohort = rows[0].cohort if isinstance(rows[0], Promised) else None
+    places = [row.place for row in rows if isinstance(row, Promised) and row.cohort is cohort]
+    if cohort is not None and places == list(range(len(cohort.loss))) and len(places) == len(rows):
+        yield from cohort.updates_in_pieces(4)
+    else:
+        yield stack([tensor_of(row) for row in rows])

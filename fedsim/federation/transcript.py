@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from fedsim.errors import RunError
+from fedsim.federation.arrays import Row, tensor_of
 from fedsim.scenario import AdversarySection
 from fedsim.training import Layout
 
@@ -80,11 +81,11 @@ class TranscriptWriter:
             save_tensors(self.folder / file, rows | ({} if template is None else {"model": template}), self.layout)
         self._append([replace(line, file=file, sha256=sha256(model)) if file else line for line, model in lines])
 
-    def received(self, round_: int, arrivals: Sequence[tuple[MessageLine, Tensor | None]]) -> None:
+    def received(self, round_: int, arrivals: Sequence[tuple[MessageLine, Row | None]]) -> None:
         """What came back: each message with its tensor (P,), where it has one."""
         with_tensor = [(line, row) for line, row in arrivals if row is not None]
         kept = {
-            key_of(line): row
+            key_of(line): tensor_of(row)
             for position, (line, row) in enumerate(with_tensor if keeps_round(self.adversary, round_) else [])
             if line.client is None or keeps_client(self.adversary, line.client, position)
         }
@@ -95,7 +96,9 @@ class TranscriptWriter:
         save_tensors(self.folder / file, kept, self.layout)
         self._append(
             [
-                replace(line, file=file, sha256=sha256(row)) if row is not None and key_of(line) in kept else line
+                replace(line, file=file, sha256=sha256(kept[key_of(line)]))
+                if row is not None and key_of(line) in kept
+                else line
                 for line, row in arrivals
             ]
         )

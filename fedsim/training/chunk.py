@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from fedsim.training import products
 from fedsim.training.batches import ExampleClipping
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.factors import Factors
@@ -162,28 +166,40 @@ class Chunk:
         if remaining >= active:  # nobody has finished, or nobody has begun
             return
         done = slice(remaining, active)
-
-        def write_updates(some: slice, updates: Tensor) -> None:
-            self._write_updates(slice(remaining + some.start, remaining + some.stop), updates)
-
-        into.write(self._task, self._clients[done], write_updates, self._batches.losses(done))
-
-    def _write_updates(self, replicas: slice, updates: Tensor) -> None:
-        """Write to `updates` (k, P) how the weights of these replicas changed; FedSGD: their gradients."""
-        layout, ends = self._task.layout, self._weights[replicas]
-        kept = self._kept()
-        if not kept:
-            torch.sub(ends, self._task.start, out=updates)
-            if self._task.work.kind == "fedsgd":
-                updates[:, : layout.parameters] = self._gradient[replicas, : layout.parameters]
-            return
-        parts = layout.unflatten(ends)
-        for name, update in layout.unflatten(updates).items():
-            if name in kept:
-                kept[name].write_change(replicas, update)
-            else:
-                torch.sub(parts[name], self._start[name], out=update)
+        ends, gradients = self._weights[done], self._gradient[done]
+        write_updates = partial(_write_updates, self._task, self._start, ends, gradients, self._kept(), remaining)
+        # The last ones to finish are not touched again. Only the weights are kept for them, not what other steps need.
+        later = remaining == 0 and self._fused and products.BEYOND_MKL
+        into.write(self._task, self._clients[done], write_updates, self._batches.losses(done), later=later)
 
     def _kept(self) -> dict[str, Factors]:
         """The weights whose steps are kept as factors."""
         return {layer.names["weight"]: layer.factors for layer in self._model.layers if layer.factors is not None}
+
+
+def _write_updates(
+    task: Task,
+    start: Mapping[str, Tensor],
+    ends: Tensor,
+    gradients: Tensor,
+    kept: Mapping[str, Factors],
+    first: int,
+    some: slice,
+    updates: Tensor,
+) -> None:
+    """Write to `updates` (k, P) how the weights of some of the replicas first, ... changed; FedSGD: their gradients.
+
+    Their weights are the rows of `ends`, but for those whose steps are `kept` as factors.
+    """
+    layout = task.layout
+    if not kept:
+        torch.sub(ends[some], task.start, out=updates)
+        if task.work.kind == "fedsgd":
+            updates[:, : layout.parameters] = gradients[some, : layout.parameters]
+        return
+    parts = layout.unflatten(ends[some])
+    for name, update in layout.unflatten(updates).items():
+        if name in kept:
+            kept[name].write_change(slice(first + some.start, first + some.stop), update)
+        else:
+            torch.sub(parts[name], start[name], out=update)

@@ -64,7 +64,8 @@ def train_cohort(
 
     The loss is the cross-entropy, mean over the batch (of a sequence: over its tokens, then over the batch); with
     `example_dp` the gradient of a step is (Σ_i clip(g_i, C) + σC·N(0, I))/B for the expected batch size B. A client
-    without rows does nothing: its update is 0.
+    without rows does nothing: its update is 0. The updates may be computed only when they are read: until then neither
+    `start` nor anything else that was given may be changed.
     """
     task = Task(model, layout_of(model), start, x, y, work)
     _check(task, members, randomness)
