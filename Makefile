@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion calibrate clean wheel-check help
+.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion calibrate clean help
 .DEFAULT_GOAL := help
 
 help:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.errors import DeployError, RunError
 from fedsim.federation.deployed import State, logs, state, submitted
-from fedsim.federation.folder import read_failure
+from fedsim.federation.folder import is_being_written, read_failure
 from fedsim.federation.run import Run
 
 FAILED = 1
@@ -22,9 +22,10 @@ def status(folder: Path) -> dict[str, Any]:
     link, runs = submitted(folder)
     metrics = run.metrics
     last = metrics.iloc[-1] if len(metrics) else None
+    going = "running" if is_being_written(folder) else "interrupted"
     found: dict[str, Any] = {
         "folder": str(folder),
-        "state": "complete" if run.complete else "interrupted",
+        "state": "complete" if run.complete else going,
         "round": int(metrics.index[-1]) if last is not None else None,
         "rounds": run.scenario.rounds,
         "clients": int(last["clients"]) if last is not None else None,

@@ -328,3 +328,24 @@ def test_sigterm_ends_a_run_with_the_way_to_go_on() -> None:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "fedsim run --resume long" in errors
+
+
+def test_status_knows_a_run_that_goes_on_from_one_that_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "fedsim", "run", "tiny.yaml", "--set", "rounds=8000", "--out", "long"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("round=2 "):
+            assert process.poll() is None
+        before = sorted(path.name for path in Path("long").iterdir())
+        told = fedsim(capsys, "status", "long")
+        assert process.poll() is None
+        assert {*before} <= {path.name for path in Path("long").iterdir()} | {"checkpoint.tmp"}
+        process.kill()
+    assert "state: running" in told
+    assert "resume" not in told
+    told = fedsim(capsys, "status", "long")
+    assert "state: interrupted" in told
+    assert "go on with: fedsim run --resume long" in told
+    Path("long/.lock").unlink()
+    assert "state: interrupted" in fedsim(capsys, "status", "long")
+    assert not Path("long/.lock").exists()

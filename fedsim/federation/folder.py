@@ -165,9 +165,22 @@ def _remove_half_written(path: Path) -> None:
             file.unlink()
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether a process holds the folder; nothing is made or changed, and the lock is held for a moment at most."""
+    try:
+        with (path / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock, or none that we may look at
+        return False
+    return False
+
+
 def _lock(path: Path, until: float) -> TextIO:
     """Hold the folder for this process; the lock ends with the process, however that ends."""
     file = (path / ".lock").open("w")
+    until = max(until, time.monotonic() + 0.1)  # `is_being_written` holds it for a moment
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,7 +191,7 @@ def _lock(path: Path, until: float) -> TextIO:
                 raise RunError(
                     f"{path} is being written by another process; wait for it, or choose another --out"
                 ) from None
-            time.sleep(0.5)
+            time.sleep(0.05)
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
