@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +20,7 @@ from typing import Annotated, Literal
 import click
 import typer
 
-from fedsim import run_command
+from fedsim import output, run_command
 from fedsim.deploy.commands import app as deploy_app
 from fedsim.errors import FedsimError, ScenarioError
 
@@ -48,12 +47,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an ε on a terminal that has none is no reason to fail
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with output.guarded() as written:
+        code = _run(words)
+    return run_command.fail(written.complaint) if written and written.complaint and code == 0 else code
+
+
+def _run(words: Sequence[str]) -> int:
     try:
         with _terminated_as_interrupted():
-            result = app(words or ["--help"], prog_name="fedsim", standalone_mode=False)
+            result = app(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except FedsimError as error:
         return run_command.fail(str(error))
@@ -315,6 +318,8 @@ def logs(
 
     for piece in log_lines(folder, follow=follow):
         print(piece, end="", flush=True)
+        if output.unread():  # a run may go on for days
+            break
 
 
 @app.command()

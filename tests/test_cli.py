@@ -349,3 +349,34 @@ def test_status_knows_a_run_that_goes_on_from_one_that_was_interrupted(capsys: p
     Path("long/.lock").unlink()
     assert "state: interrupted" in fedsim(capsys, "status", "long")
     assert not Path("long/.lock").exists()
+
+
+def test_a_run_that_nobody_reads_goes_on_to_its_end() -> None:
+    command = [sys.executable, "-m", "fedsim", "run", "tiny.yaml", "--out", "unread"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, "")
+    assert Path("unread/model.safetensors").is_file()
+    assert Path("unread/report.html").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["run", "tiny.yaml", "--out", "full"], ["scenarios"], ["schema"]])
+def test_a_full_standard_output_is_called_that(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "fedsim", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: standard output cannot be written: No space left on device; ")
+    assert done.stderr.count("\n") == 1
+    if arguments[0] == "run":
+        assert Path("full/report.html").is_file()
+
+
+def test_a_command_without_standard_output_runs() -> None:
+    command = f"{sys.executable} -m fedsim run tiny.yaml --set rounds=1 --out closed >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path("closed/report.html").is_file()
