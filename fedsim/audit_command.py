@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import AuditError
+from fedsim.run_command import locating
 
 if TYPE_CHECKING:
     from fedsim.audit.blackbox.search import Count
@@ -77,16 +78,27 @@ def open_target(
             f" --audit '{{kind: example-canaries, confidence: 0.99}}'"
         )
     if not Path(target).is_dir():
-        if audits:  # before it is run: whether what was asked for exists, and fits
-            from fedsim.scenario_file import load_scenario
-
-            load_scenario(target, [*overrides, _override(audits)])
+        _check(target, [*overrides, *([_override(audits)] if audits else [])])
         return None
     if overrides or out is not None:
         raise AuditError(f"{target} is a run, which is over: leave --set and --out out, or audit its scenario")
     import fedsim
 
     return fedsim.open_run(target)
+
+
+def _check(target: str, overrides: list[str]) -> None:
+    """Before a scenario is run: whether the audits that are asked for exist, and fit it."""
+    from fedsim.scenario_file import load_scenario
+
+    scenario = load_scenario(target, overrides)
+    if not scenario.audit:
+        return
+    from fedsim.auditing import check_audits
+    from fedsim.federation.plan import plan
+
+    with locating(target, overrides):
+        check_audits(plan(scenario), scenario.audit)
 
 
 def _override(audits: Sequence[str]) -> str:

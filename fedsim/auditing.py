@@ -15,7 +15,9 @@ from typing import Any
 
 import fedsim
 from fedsim.errors import AuditError, RunError
+from fedsim.federation.client import local_work
 from fedsim.federation.folder import write_durably
+from fedsim.federation.plan import Plan
 from fedsim.federation.run import Run
 from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.scenario import (
@@ -98,6 +100,24 @@ def audit_scenario(
         if progress is not None:
             progress(AuditReport(name, number, len(sections), 1, 1, result["sentence"]))
     return results
+
+
+def check_audits(planned: Plan, audits: Sequence[AuditSection]) -> None:
+    """An AuditError for what cannot be audited in a scenario, before it is run."""
+    from fedsim.audit.evidence.clients import client_canaries
+    from fedsim.audit.evidence.federated import audited_claim, audited_clients, example_canaries
+
+    for section in audits:
+        try:
+            if isinstance(section, ExampleCanaries):
+                example_canaries(planned, section.canaries)
+            elif isinstance(section, ClientCanaries):
+                client_canaries(planned, section.canaries)
+            elif isinstance(section, TranscriptAudit):
+                work = local_work(planned.scenario, planned.noise.example or 0.0)
+                audited_clients(planned, audited_claim(planned, "example"), work)
+        except AuditError as error:
+            raise AuditError(f"audit {section.kind}: {error}") from error
 
 
 def fitting_audits(scenario: Scenario) -> Sequence[AuditSection]:

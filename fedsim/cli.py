@@ -166,6 +166,10 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: Json
 
     with run_command.locating(scenario, overrides):
         planned = plan(loaded)
+        if loaded.audit:
+            from fedsim.auditing import check_audits
+
+            check_audits(planned, loaded.audit)
         seconds = time.perf_counter() - begun  # a run has to start up too
         seconds += estimate_seconds(planned)
     if as_json:

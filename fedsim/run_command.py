@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.errors import DataError, FolderTakenError, ModelError, PrivacyError, RunError, ScenarioError
+from fedsim.errors import AuditError, DataError, FolderTakenError, ModelError, PrivacyError, RunError, ScenarioError
 
 if TYPE_CHECKING:
     from fedsim.federation.run import Run
@@ -87,7 +87,7 @@ def locating(name: str, overrides: list[str] | None) -> Iterator[None]:
     """Add the file and line of the field that an error names, if it names one of the scenario."""
     try:
         yield
-    except (ScenarioError, DataError, ModelError, PrivacyError) as error:
+    except (AuditError, ScenarioError, DataError, ModelError, PrivacyError) as error:
         from fedsim.scenario_file import located
 
         raise located(error, name, overrides or ()) from error

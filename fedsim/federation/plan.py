@@ -110,7 +110,10 @@ def plan(scenario: Scenario) -> Plan:
     start = place.layout.flatten(place.model.state_dict())
     if scenario.defence.example_dp is not None:
         x, y = place.dataset.x_train, place.dataset.y_train
-        check_private_training(place.model, start, x, y, local_work(scenario, noise.example or 0.0))
+        try:
+            check_private_training(place.model, start, x, y, local_work(scenario, noise.example or 0.0))
+        except ModelError as error:
+            raise ModelError(f"model.name {scenario.model.name}: {error}, or defence.client_dp") from error
     if scenario.adversary.active is not None:
         work = local_work(scenario, 0.0)
         forge = forge_of(scenario, place.model, place.layout, place.dataset, place.partition, work)

@@ -27,7 +27,7 @@ from fedsim.training.batches import LocalWork, Rows
 from fedsim.training.chunk import Chunk
 from fedsim.training.client import Client, CohortResult, Task
 from fedsim.training.layout import layout_of
-from fedsim.training.one_by_one import train_one
+from fedsim.training.one_by_one import check_one, train_one
 from fedsim.training.optimisers import is_fused
 from fedsim.training.replicas import ReplicaModel, expressible, packable
 from fedsim.training.trial import Trial, mixes_examples, trial
@@ -97,7 +97,11 @@ def train_cohort(
 def check_private_training(model: nn.Module, start: Tensor, x: Tensor, y: Tensor, work: LocalWork) -> None:
     """An error for a model whose examples have no gradients of their own to clip, or for noise that would be lost."""
     _check_noise(work, len(x))
-    _check_separate(_kernel_for(Task(model, layout_of(model), start, x, y, work)))
+    task = Task(model, layout_of(model), start, x, y, work)
+    kernel = _kernel_for(task)
+    _check_separate(kernel)
+    if kernel.trial.reason is not None:
+        check_one(task)
 
 
 def _check_separate(kernel: _Kernel) -> None:

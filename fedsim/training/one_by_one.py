@@ -56,6 +56,19 @@ def train_one(task: Task, client: Client, into: CohortResult) -> None:
     into.write(task, [client], write_updates, [total])
 
 
+def check_one(task: Task) -> None:
+    """ModelError for a model whose gradients of single examples Opacus cannot compute, tried on two of them."""
+    model = copy.deepcopy(task.model).train()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        losses = _losses(_per_example(model), task.x[:2], task.y[:2])
+        _backward(losses.sum())
+    _clear_padding(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            _grad_sample(parameter, len(losses), checked=True)
+
+
 def _backward(loss: Tensor) -> None:
     try:
         loss.backward()
@@ -70,7 +83,7 @@ def _losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     try:
         outputs = model(x)
     except ValueError as error:  # BatchNorm: "Expected more than 1 value per channel when training"
-        raise ModelError(f"the model cannot be trained on a batch of {len(x)} examples: {error}") from error
+        raise ModelError(f"the model cannot be trained on a batch of {len(x)} examples: {error}; use other layers") from error
     losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
     return losses.view(len(x), -1).mean(1)
 
@@ -84,7 +97,7 @@ def _per_example(model: nn.Module) -> nn.Module:
             warnings.simplefilter("ignore")
             wrapped: nn.Module = GradSampleModule(model, loss_reduction="sum")
     except (NotImplementedError, ValueError) as error:
-        raise ModelError(f"the gradients of single examples of this model cannot be computed: {error}") from error
+        raise ModelError(f"the gradients of single examples of this model cannot be computed: {error}; use other layers") from error
     return wrapped
 
 

@@ -37,7 +37,19 @@ def client_evidence(
     clients that take part most often, whose number of rounds is that of the claim.
     """
     planned, seed = plan(scenario), audit_seed(scenario) if seed is None else seed
-    claim, section = audited_claim(planned, "client"), scenario.defence.client_dp
+    claim, chosen = client_canaries(planned, canaries)
+    watch = _ClientWatch(planned, claim, chosen, seed)
+    weights = planned.start
+    for round_, cohort in enumerate(planned.cohorts, start=1):
+        weights = watch.play(round_, cohort.tolist(), weights)
+        if progress is not None:
+            progress(round_, len(planned.cohorts))
+    return watch.evidence(weights)
+
+
+def client_canaries(planned: Plan, canaries: int | None) -> tuple[PrivacyClaim, list[int]]:
+    """What client canaries audit, and which clients they are; an AuditError where there can be none."""
+    claim, section = audited_claim(planned, "client"), planned.scenario.defence.client_dp
     if section is None or section.noise != "gaussian" or section.adaptive is not None:
         raise AuditError(
             "client canaries are for Gaussian noise and a fixed clipping norm; use noise: gaussian without adaptive, or"
@@ -52,13 +64,7 @@ def client_evidence(
             f" room for {planned.layout.size // 4} canaries; choose a number between 1 and {most}"
         )
     chosen = [client for client, _ in takes_part.most_common(count)]
-    watch = _ClientWatch(planned, claim, chosen, seed)
-    weights = planned.start
-    for round_, cohort in enumerate(planned.cohorts, start=1):
-        weights = watch.play(round_, cohort.tolist(), weights)
-        if progress is not None:
-            progress(round_, len(planned.cohorts))
-    return watch.evidence(weights)
+    return claim, chosen
 
 
 class _ClientWatch:

@@ -75,15 +75,7 @@ def example_evidence(
     Needs example_dp with Poisson batches and one local step in a round, because the server sees rounds.
     """
     planned, seed = plan(scenario), audit_seed(scenario) if seed is None else seed
-    claim, work = audited_claim(planned, "example"), local_work(scenario, planned.noise.example or 0.0)
-    clients = audited_clients(planned, claim, work)
-    smallest = min(planned.partition.size(client) for client in clients)
-    count = smallest // 2 if canaries is None else canaries
-    if not 0 < count <= smallest:
-        raise AuditError(
-            f"canaries is {count}, but a client of this scenario holds {smallest} examples, some of which give way to"
-            " them; choose a number between 1 and that, or give clients more (partition.examples_per_client)"
-        )
+    claim, work, clients, count = example_canaries(planned, canaries)
     marked = MarkedData.of(planned.model, planned.dataset.x_train, planned.dataset.y_train, count)
     watch = _ExampleWatch(planned, claim, work, marked, clients, seed)
     weights = planned.start
@@ -92,6 +84,20 @@ def example_evidence(
         if progress is not None:
             progress(round_, len(planned.cohorts))
     return watch.evidence(weights)
+
+
+def example_canaries(planned: Plan, canaries: int | None) -> tuple[PrivacyClaim, LocalWork, list[int], int]:
+    """What example canaries audit, in which clients, how many in each; an AuditError where there can be none."""
+    claim, work = audited_claim(planned, "example"), local_work(planned.scenario, planned.noise.example or 0.0)
+    clients = audited_clients(planned, claim, work)
+    smallest = min(planned.partition.size(client) for client in clients)
+    count = smallest // 2 if canaries is None else canaries
+    if not 0 < count <= smallest:
+        raise AuditError(
+            f"canaries is {count}, but a client of this scenario holds {smallest} examples, some of which give way to"
+            " them; choose a number between 1 and that, or give clients more (partition.examples_per_client)"
+        )
+    return claim, work, clients, count
 
 
 def audit_seed(scenario: Scenario) -> int:
