@@ -191,6 +191,51 @@ def test_every_packaged_scenario_can_be_checked(name: str, capsys: pytest.Captur
     assert bool(document["claims"]) == bool(defence.example_dp or defence.client_dp)
 
 
+GRU = """\
+from torch import nn
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.last = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.last(self.recurrent(x.reshape(len(x), 8, 8))[0][:, -1])
+
+def rows(input_shape, classes):
+    return Rows()
+"""
+
+
+def test_a_model_that_opacus_cannot_do_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("recurrent_rows.py").write_text(GRU)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    text = TINY.replace("model: logistic", "model: import:recurrent_rows:rows")
+    Path("gru.yaml").write_text(f"{text}defence: {{example_dp: {{noise_multiplier: 1.5, delta: 1e-4}}}}\n")
+    told = fedsim(capsys, "check", "gru.yaml", code=2)
+    assert told.startswith("error: gru.yaml:4: model.name import:recurrent_rows:rows: the gradients of this model")
+    assert "defence.client_dp" in told
+    assert fedsim(capsys, "run", "gru.yaml", "--out", "gru", code=2) == told
+    assert not Path("gru").exists()
+    Path("plain.yaml").write_text(text)
+    fedsim(capsys, "check", "plain.yaml")  # without example-level privacy there is nothing wrong with it
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("example-canaries", "example"), ("client-canaries", "client")])
+def test_an_audit_that_does_not_fit_is_refused_before_the_scenario_is_run(
+    kind: str, unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("audited.yaml").write_text(f"{TINY}audit: [{kind}]\n")
+    for command in ("check", "audit"):
+        told = fedsim(capsys, command, "audited.yaml", code=2)
+        assert told.startswith(f"error: audited.yaml:8: audit {kind}: the scenario claims nothing for {unit}s; set")
+    told = fedsim(capsys, "audit", "tiny.yaml", "--audit", kind, code=2)
+    assert "claims nothing" in told
+    assert not Path("runs").exists()
+
+
 # --- the other commands ---------------------------------------------------------------------------------------------
 
 
@@ -202,6 +247,32 @@ def test_report_writes_the_same_report_again(capsys: pytest.CaptureFixture[str])
     assert Path(fedsim(capsys, "report", "runs/tiny-001").strip()) == page
     assert page.read_bytes() == first
     assert json.loads(fedsim(capsys, "report", "runs/tiny-001", "--json")) == {"report": str(page)}
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", None])
+def test_a_damaged_summary_is_written_again(content: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    fedsim(capsys, "run", "tiny.yaml", "--set", "rounds=1", "--out", "here")
+    file = Path("here/summary.json")
+    before = file.read_bytes()
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    if content == "":
+        assert "let `fedsim run --resume here` write it again" in fedsim(capsys, "report", "here", code=2)
+    fedsim(capsys, "run", "--resume", "here")
+    assert file.read_bytes() == before
+    fedsim(capsys, "report", "here")
+
+
+def test_what_cannot_be_mended_by_going_on_is_not_told_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    fedsim(capsys, "run", "tiny.yaml", "--set", "rounds=1", "--out", "here", "--no-report")
+    with Path("here/metrics.jsonl").open("a") as file:
+        file.write("garbage\n")
+    for arguments in (["report", "here"], ["run", "--resume", "here"]):
+        told = fedsim(capsys, *arguments, code=2)
+        assert "metrics.jsonl is damaged" in told
+        assert "restore it from a backup, or run the scenario again" in told
+        assert "--resume" not in told
 
 
 def test_new_writes_a_scenario_that_loads_and_never_overwrites(capsys: pytest.CaptureFixture[str]) -> None:

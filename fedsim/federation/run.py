@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fedsim.errors import RunError
 from fedsim.federation.client import answer
-from fedsim.federation.folder import create_folder, next_free_folder, tidy
+from fedsim.federation.folder import create_folder, next_free_folder, tidy, write_durably
 from fedsim.federation.inline import SERVER_NODE, InlineGrid
 from fedsim.federation.plan import Plan, plan, scenario_json, summary
 from fedsim.federation.server import Progress, server_app
@@ -81,6 +81,8 @@ class Run:
         """The data, the model and the clients in numbers."""
         with undamaged(self.path / "summary.json") as path:
             content: dict[str, Any] = json.loads(path.read_text())
+            if not isinstance(content, dict) or "population" not in content:
+                raise ValueError("it is not the summary of a run")
             return content
 
     @property
@@ -138,7 +140,7 @@ def run(
         path,
         {
             "scenario.yaml": dump_scenario(scenario),
-            "summary.json": json.dumps(summary(planned), indent=1) + "\n",
+            "summary.json": _summary_text(planned),
             "claims.json": json.dumps([claim.to_dict() for claim in planned.claims], indent=1) + "\n",
         },
     )
@@ -148,10 +150,23 @@ def run(
 def resume(path: str | Path, *, progress: Progress | None = None) -> Run:
     """Go on with a run that was interrupted, to the same end that it would have had."""
     unfinished = Run(Path(path))
+    _mend_summary(unfinished)
     if unfinished.complete:
         tidy(unfinished.path)
         return unfinished
     return _go_on(unfinished.scenario, unfinished.path, progress)
+
+
+def _mend_summary(run: Run) -> None:
+    """Write a summary that is damaged or missing again: it follows from the scenario and the data."""
+    try:
+        run.summary  # noqa: B018 - reading it is the test
+    except RunError:
+        write_durably(run.path / "summary.json", _summary_text(plan(run.scenario)).encode())
+
+
+def _summary_text(planned: Plan) -> str:
+    return json.dumps(summary(planned), indent=1) + "\n"
 
 
 def _go_on(scenario: Scenario, path: Path, progress: Progress | None) -> Run:

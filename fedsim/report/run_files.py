@@ -232,4 +232,11 @@ def _first(error: ValidationError) -> str:
 
 def _damaged(path: Path, why: str) -> RunError:
     why = " ".join(why.split()).rstrip(".")
-    return RunError(f"{path} is damaged ({why}); go on with `fedsim run --resume`, or run the scenario again")
+    run = path.parent.parent if path.parent.name == "transcript" else path.parent
+    if path.name == "summary.json":
+        remedy = f"remove it, and let `fedsim run --resume {run}` write it again"
+    elif path.name == "scenario.yaml" or (run / "model.safetensors").is_file():
+        remedy = "restore it from a backup, or run the scenario again"
+    else:  # what was written after the last checkpoint is written anew
+        remedy = f"go on with `fedsim run --resume {run}`, or run the scenario again"
+    return RunError(f"{path} is damaged ({why}); {remedy}")
