@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import AuditError
-from fedsim.run_command import locating
+from fedsim.run_command import interruptible, locating
 
 if TYPE_CHECKING:
     from fedsim.audit.blackbox.search import Count
@@ -117,7 +117,8 @@ def audit(run: Run, audits: Sequence[str], quiet: bool) -> list[dict[str, Any]]:
     from fedsim.scenario_file import load_scenario
 
     scenario = load_scenario(run.path / "scenario.yaml", [_override(audits)] if audits else [])
-    with showing_audits(quiet=quiet) as progress:
+    how = f"audit it again with `fedsim audit {run.path}`"
+    with interruptible(how), showing_audits(quiet=quiet) as progress:
         audit_run(run, scenario, progress=progress)
     return read_audits(run.path)
 

@@ -7,6 +7,8 @@ takes long to import (torch, flwr) is imported by the command that needs it.
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -22,7 +24,7 @@ import typer
 
 from fedsim import output, run_command
 from fedsim.deploy.commands import app as deploy_app
-from fedsim.errors import FedsimError, ScenarioError
+from fedsim.errors import FedsimError, InterruptedCommandError, ScenarioError
 
 app = typer.Typer(
     help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",
@@ -45,6 +47,10 @@ UnitName = Literal["example", "client"]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 
 
+INTERRUPTED = 130
+"""The exit code of a command that was interrupted."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -57,16 +63,26 @@ def _run(words: Sequence[str]) -> int:
     try:
         with _terminated_as_interrupted():
             result = app(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
+        if result == INTERRUPTED:  # typer's answer to Ctrl-C, without a word
+            return run_command.fail("interrupted", INTERRUPTED)
         return result if isinstance(result, int) else 0
+    except InterruptedCommandError as error:
+        return run_command.fail(str(error), INTERRUPTED)
     except FedsimError as error:
         return run_command.fail(str(error))
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "fedsim"
-        return run_command.fail(f"{error.format_message()} See `{where} --help`.")
+        return run_command.fail(f"{_once(error.format_message())} See `{where} --help`.")
     except click.ClickException as error:
         return run_command.fail(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        return run_command.fail("interrupted", code=130)
+        return run_command.fail("interrupted", INTERRUPTED)
+
+
+def _once(message: str) -> str:
+    """A sentence with its full stop, and without the hint that click and typer both give."""
+    message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message.strip())
+    return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
 @contextmanager
@@ -186,12 +202,12 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write.")] = Path(
 
     try:
         with file.open("x", encoding="utf-8") as opened:
-            opened.write(template(name_from(file), str(file)))
+            opened.write(template(name_from(file), shlex.quote(str(file))))
     except FileExistsError:
         raise ScenarioError(f"{file} is already there and is not overwritten; name another file") from None
     except OSError as error:
         raise ScenarioError(f"{file} cannot be written: {error.strerror}; name another file") from None
-    print(f"wrote {file}; try `fedsim check {file}`")
+    print(f"wrote {file}; try `fedsim check {shlex.quote(str(file))}`")
 
 
 @app.command()

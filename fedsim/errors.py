@@ -42,6 +42,10 @@ class AuditError(FedsimError):
     """An audit is asked for something that cannot be tested, or is given numbers that cannot be."""
 
 
+class InterruptedCommandError(FedsimError):
+    """A command was interrupted; its message says what is left and how to go on."""
+
+
 class DeployError(FedsimError):
     """A deployed federation is not set up as it must be, or does not answer."""
 

@@ -9,9 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from fedsim.errors import AuditError, DataError, FolderTakenError, ModelError, PrivacyError, RunError, ScenarioError
+from fedsim.errors import (
+    AuditError,
+    DataError,
+    FolderTakenError,
+    InterruptedCommandError,
+    ModelError,
+    PrivacyError,
+    RunError,
+    ScenarioError,
+)
 
 if TYPE_CHECKING:
     from fedsim.federation.run import Run
@@ -22,9 +29,11 @@ def report(finished: Run, no_report: bool) -> Path | None:
     """Write the report of a run, if it is wanted; its path."""
     if no_report:
         return None
-    from fedsim.report import write_report
+    again = f"{finished.path} is complete but for its report, write that with `fedsim report {finished.path}`"
+    with interruptible(again):
+        from fedsim.report import write_report
 
-    return write_report(finished.path)
+        return write_report(finished.path)
 
 
 def play_attacks(target: Run, scenario: Scenario, quiet: bool, *, again: bool) -> set[str]:
@@ -32,12 +41,9 @@ def play_attacks(target: Run, scenario: Scenario, quiet: bool, *, again: bool) -
     from fedsim.attack_screen import showing_attacks
     from fedsim.attacking import attack_run
 
-    with showing_attacks(quiet=quiet) as progress:
-        try:
-            return {path.name for path in attack_run(target, scenario, again=again, progress=progress)}
-        except KeyboardInterrupt:
-            sentence = f"interrupted; play the attacks again with `fedsim attack {target.path}`"
-            raise click.exceptions.Exit(fail(sentence, code=130)) from None
+    how = f"play the attacks again with `fedsim attack {target.path}`"
+    with interruptible(how), showing_attacks(quiet=quiet) as progress:
+        return {path.name for path in attack_run(target, scenario, again=again, progress=progress)}
 
 
 def start(name: str | None, overrides: list[str] | None, out: Path | None, quiet: bool) -> Run:
@@ -47,9 +53,10 @@ def start(name: str | None, overrides: list[str] | None, out: Path | None, quiet
     from fedsim.scenario_file import load_scenario
 
     scenario = load_scenario(name, overrides or ())  # before torch is imported: a wrong scenario is told at once
-    from fedsim import screen
-    from fedsim.federation.folder import next_free_folder
-    from fedsim.federation.run import run as run_federation
+    with interruptible("nothing was written"):
+        from fedsim import screen
+        from fedsim.federation.folder import next_free_folder
+        from fedsim.federation.run import run as run_federation
 
     with locating(name, overrides), screen.showing_progress(quiet=quiet, rounds=scenario.rounds) as progress:
         while True:
@@ -60,7 +67,7 @@ def start(name: str | None, overrides: list[str] | None, out: Path | None, quiet
                 if out is not None:  # else another process took the number: take the next one
                     raise
             except KeyboardInterrupt:
-                raise click.exceptions.Exit(_interrupted(path)) from None
+                raise _interrupted(path) from None
 
 
 def go_on(name: str | None, overrides: list[str] | None, out: Path | None, folder: Path, quiet: bool) -> Run:
@@ -69,9 +76,10 @@ def go_on(name: str | None, overrides: list[str] | None, out: Path | None, folde
         raise RunError(
             f"--resume {folder} goes on with the scenario in that folder; leave SCENARIO, --set, --engine and --out out"
         )
-    from fedsim import screen
-    from fedsim.federation.run import resume
-    from fedsim.scenario_file import load_scenario
+    with interruptible(f"go on with `fedsim run --resume {folder}`"):
+        from fedsim import screen
+        from fedsim.federation.run import resume
+        from fedsim.scenario_file import load_scenario
 
     known = folder / "scenario.yaml"
     rounds = load_scenario(known).rounds if known.is_file() else None
@@ -79,7 +87,7 @@ def go_on(name: str | None, overrides: list[str] | None, out: Path | None, folde
         try:
             return resume(folder, progress=progress)
         except KeyboardInterrupt:
-            raise click.exceptions.Exit(_interrupted(folder)) from None
+            raise _interrupted(folder) from None
 
 
 @contextmanager
@@ -93,10 +101,19 @@ def locating(name: str, overrides: list[str] | None) -> Iterator[None]:
         raise located(error, name, overrides or ()) from error
 
 
-def _interrupted(folder: Path) -> int:
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """Say what is left, or how to go on, if the user interrupts this."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedCommandError(f"interrupted; {how}") from None
+
+
+def _interrupted(folder: Path) -> InterruptedCommandError:
     begun = (folder / "scenario.yaml").is_file()
     how = f"go on with `fedsim run --resume {folder}`" if begun else "nothing was written"
-    return fail(f"interrupted; {how}", code=130)
+    return InterruptedCommandError(f"interrupted; {how}")
 
 
 def fail(sentence: str, code: int = 2) -> int:

@@ -138,14 +138,14 @@ def _override(document: dict[str, Any], places: dict[FieldPath, str], text: str)
 
     Where this makes a section one of another kind, the fields that this kind does not have are left out, and named.
     """
-    place = f"{errors.SET}{text}"
+    place = f"{errors.SET}{text if text.strip() else repr(text)}"
     name, equals, value_text = text.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):
         raise ScenarioError(f"{place}: an override is FIELD=VALUE, for example client.epochs=5")
     if not value_text.strip():
         raise ScenarioError(f"{place}: {name} has no value; write null for none")
-    value, _ = scenario_yaml.parse(value_text, place, numbered=False)
+    value, inner = scenario_yaml.parse(value_text, place, numbered=False)
     section = document
     for depth in range(1, len(path)):
         section = _enter(section, path[:depth], places, place)
@@ -156,7 +156,7 @@ def _override(document: dict[str, Any], places: dict[FieldPath, str], text: str)
         del places[field]
     for field in [field for field in places if field[: len(path)] == path]:
         del places[field]
-    places[path] = place
+    places |= {(*path, *field): place for field in inner} | {path: place}
     return [
         f"{place}: {errors.dotted((*path[:-1], field))} is left out, {value} has no such field" for field in dropped
     ]

@@ -357,3 +357,9 @@ def test_a_section_written_as_its_name_alone_is_the_place_of_that_name() -> None
 def test_a_field_of_a_list_is_answered_with_the_way_to_give_the_list() -> None:
     with pytest.raises(ScenarioError, match=r"give the whole list, 'attacks=\["):
         load_scenario("invert-images", ["attacks.0.observations=1"])
+
+
+def test_a_field_of_a_section_that_an_override_gives_whole_is_found_in_the_override():
+    override = "cohort={population: 100000}"
+    error = DataError("cohort.population 100,000 is more than the rows")
+    assert str(located(error, "quickstart", [override])).startswith(f"--set {override}: cohort.population")
