@@ -54,3 +54,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The names that are imported when they are first used, too: for completion."""
+    return sorted({*globals(), *__all__})

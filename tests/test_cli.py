@@ -144,6 +144,67 @@ def test_an_interrupt_before_anything_is_written_says_so(
     assert fedsim(capsys, "run", "tiny.yaml", code=130) == "error: interrupted; nothing was written\n"
 
 
+def test_an_interrupt_while_the_report_is_written_says_that_the_run_is_complete(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim import report
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(report, "write_report", interrupted)
+        told = fedsim(capsys, "run", "tiny.yaml", "--out", "here", code=130)
+    assert told == "error: interrupted; here is complete but for its report, write that with `fedsim report here`\n"
+    fedsim(capsys, "report", "here")
+
+
+def test_an_interrupt_anywhere_else_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim import screen
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(screen, "show_rows", interrupted)
+    assert fedsim(capsys, "scenarios", code=130) == "error: interrupted\n"
+
+
+def test_a_run_that_diverges_is_not_told_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    rate = ("--set", "client.learning_rate=1e30")
+    told = fedsim(capsys, "run", "tiny.yaml", "--no-report", *rate, code=2)
+    assert "lower client.learning_rate, here 1e+30, or scale the data, and run the scenario again" in told
+    assert "--resume" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["runn"], "No such command 'runn'. Did you mean 'run'? See `fedsim --help`."),
+        (["run", "tiny.yaml", "more"], "Got unexpected extra argument (more). See `fedsim run --help`."),
+        (["run", "tiny.yaml", "--set", ""], "--set '': an override is FIELD=VALUE, for example client.epochs=5"),
+    ],
+)
+def test_what_was_mistyped_is_told_once_and_in_whole_sentences(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedsim(capsys, *arguments, code=2) == f"error: {told}\n"
+
+
+def test_the_public_names_can_be_completed() -> None:
+    import fedsim as package
+
+    assert {*package.__all__, "__version__"} <= {*dir(package)}
+
+
+def test_an_empty_ledger_says_that_nothing_was_charged(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedsim.privacy.ledger import Ledger
+
+    Ledger(Path("ledger.sqlite"))
+    assert fedsim(capsys, "ledger", "ledger.sqlite") == "charged: nothing so far\n"
+
+
 def test_an_unexpected_exception_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsim.federation import plan as backend
 
@@ -276,7 +337,7 @@ def test_what_cannot_be_mended_by_going_on_is_not_told_to_be(capsys: pytest.Capt
 
 
 def test_new_writes_a_scenario_that_loads_and_never_overwrites(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "fedsim check my scenario.yaml" in fedsim(capsys, "new", "my scenario.yaml")
+    assert "`fedsim check 'my scenario.yaml'`" in fedsim(capsys, "new", "my scenario.yaml")
     assert load_scenario("my scenario.yaml").name == "my-scenario"
     before = Path("tiny.yaml").read_bytes()
     assert "tiny.yaml is already there" in fedsim(capsys, "new", "tiny.yaml", code=2)

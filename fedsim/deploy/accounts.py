@@ -26,7 +26,7 @@ def ledger_rows(file: Path, delta: float) -> list[tuple[str, str]]:
     """For each data set what it has spent, and what for."""
     check_delta(delta)
     ledger = open_ledger(file)
-    rows = [] if ledger.datasets() else [("nothing", "has been charged")]
+    rows = [] if ledger.datasets() else [("charged", "nothing so far")]
     for dataset in ledger.datasets():
         charges = ledger.charges(dataset)
         units = {charge.unit for charge in charges}

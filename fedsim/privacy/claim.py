@@ -65,6 +65,10 @@ class PrivacyClaim:
         """Whether anything is claimed at all."""
         return math.isfinite(self.epsilon)
 
+    def __str__(self) -> str:
+        """The claim as a sentence."""
+        return self.sentence()
+
     def sentence(self) -> str:
         """One sentence for people; never epsilon without delta, unit, adjacency and observer. Epsilon is rounded up."""
         if not self.finite:

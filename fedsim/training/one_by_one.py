@@ -83,7 +83,9 @@ def _losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     try:
         outputs = model(x)
     except ValueError as error:  # BatchNorm: "Expected more than 1 value per channel when training"
-        raise ModelError(f"the model cannot be trained on a batch of {len(x)} examples: {error}; use other layers") from error
+        raise ModelError(
+            f"the model cannot be trained on a batch of {len(x)} examples: {error}; use other layers"
+        ) from error
     losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
     return losses.view(len(x), -1).mean(1)
 
@@ -97,7 +99,9 @@ def _per_example(model: nn.Module) -> nn.Module:
             warnings.simplefilter("ignore")
             wrapped: nn.Module = GradSampleModule(model, loss_reduction="sum")
     except (NotImplementedError, ValueError) as error:
-        raise ModelError(f"the gradients of single examples of this model cannot be computed: {error}; use other layers") from error
+        raise ModelError(
+            f"the gradients of single examples of this model cannot be computed: {error}; use other layers"
+        ) from error
     return wrapped
 
 

@@ -38,6 +38,10 @@ def test_the_sentence_never_shows_epsilon_alone_and_rounds_up() -> None:
     assert "takes part most often" not in sentence
 
 
+def test_a_claim_prints_as_its_sentence() -> None:
+    assert str(CLAIM) == CLAIM.sentence()
+
+
 def test_the_sentence_says_what_a_client_is_counted_for() -> None:
     """Forty rounds and 'composed 6 times' look like a mistake without it."""
     claim = dataclasses.replace(CLAIM, unit="client", sampling="none", sample_rate=1.0, compositions=6)
