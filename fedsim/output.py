@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard output whose reader may leave (`fedsim run quickstart | head`), and which may be full.
 
-Neither is a reason to abandon a run, nor anything that its folder could be blamed for: the command goes on to its end in
-silence. That nobody reads is as other tools take it; that nothing could be written is told at the end.
+Neither is a reason to abandon a run, nor anything that its folder could be blamed for: the command goes on to its end,
+in silence. That nobody reads is as other tools take it; that nothing could be written is told at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Output(io.RawIOBase):
@@ -61,9 +62,8 @@ def guarded() -> Iterator[Output | None]:
     """Standard output by way of `Output`; one that somebody else has put in place stays as it is (None)."""
     before = sys.stdout
     if before is None:  # the process was started without one
-        with open(os.devnull, "w") as sys.stdout:
-            yield None
-        sys.stdout = before
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - to the end of the process
+        yield None
         return
     if before is not sys.__stdout__ or not isinstance(before, io.TextIOWrapper):
         yield None
