@@ -7,6 +7,7 @@ takes long to import (torch, flwr) is imported by the command that needs it.
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 import signal
@@ -70,6 +71,14 @@ def _run(words: Sequence[str]) -> int:
         return run_command.fail(str(error), INTERRUPTED)
     except FedsimError as error:
         return run_command.fail(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        from fedsim.scenario_errors import shown
+
+        return run_command.fail(
+            f"the path {shown(str(error.filename))} has a name that is too long; give a shorter one"
+        )
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "fedsim"
         return run_command.fail(f"{_once(error.format_message())} See `{where} --help`.")

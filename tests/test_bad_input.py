@@ -261,10 +261,16 @@ def _images() -> None:
     Path("pictures", "b", "2.png").write_bytes(b"not a picture")
 
 
+def _npy() -> None:
+    with Path("data.npz").open("wb") as file:
+        np.save(file, np.arange(40))
+
+
 def _csv(text: str) -> Callable[[], None]:
     return lambda: Path("data.csv").write_text(text) and None
 
 
+LONG = "a" * 300
 TABLE = "age,town,ill\n" + "".join(f"{20 + n},{'ab'[n % 2]},{n % 3 % 2}\n" for n in range(40))
 NPZ = "data: {source: npz, path: data.npz}\nmodel: logistic\n"
 CSV = "data: {source: csv, path: data.csv, target: ill}\nmodel: logistic\ncohort: {population: 2}\n"
@@ -322,6 +328,66 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
     ("negative labels", NPZ, lambda: _npz(y_train=np.arange(40) % 2 - 1), ("y_train", "-1")),
     ("one class only", NPZ, lambda: _npz(y_train=np.zeros(40, int)), ("class",)),
     ("no rows", NPZ, lambda: _npz(x_train=_x(rows=0), y_train=np.zeros(0, int)), ("x_train|rows",)),
+    (
+        "npz whose inputs are one number",
+        NPZ,
+        lambda: np.savez("data.npz", x_train=3.0, y_train=[0, 1]),
+        ("^bad.yaml:1: data.path .*data.npz: x_train must be numbers", r"float64 of shape \(\)"),
+    ),
+    ("npz that is an npy", NPZ, _npy, ("^bad.yaml:1: data.path .*data.npz is a single array", "np.savez", "y_train")),
+    (
+        "labels, with the line of the file that holds them",
+        NPZ,
+        lambda: _npz(y_train=np.arange(39) % 2),
+        ("^bad.yaml:1: data.path .*data.npz: x_train has 40 rows, but y_train has 39; give",),
+    ),
+    (
+        "pixels of floats that are bytes",
+        NPZ,
+        lambda: _npz(x_train=np.full((40, 5, 5), 255.0)),
+        ("^bad.yaml:1: data.path .*data.npz: x_train", "outside 0 to 1", "from 255 to 255", "divide"),
+    ),
+    (
+        "a path longer than any name",
+        NPZ.replace("data.npz", LONG),
+        None,
+        ("^bad.yaml:1: data.path .*aaa", "does not exist", "relative paths start at"),
+    ),
+    (
+        "a folder of images with a path longer than any name",
+        f"data: {{source: images, path: {LONG}}}\nmodel: cnn",
+        None,
+        ("^bad.yaml:1: data.path .*aaa", "does not exist"),
+    ),
+    (
+        "more examples for each client than there are",
+        DIGITS + "partition: {kind: iid, examples_per_client: 1000000000}",
+        None,
+        (
+            "^bad.yaml:3: partition.examples_per_client 1,000,000,000",
+            "the 1,438 training rows; set it to at most 1,438",
+        ),
+    ),
+    (
+        "csv with two columns of one name",
+        CSV,
+        _csv(TABLE.replace("town", "age")),
+        ("^bad.yaml:1: data.path .*data.csv has 2 columns named age", "a name of its own"),
+    ),
+    (
+        "csv with a zero byte",
+        CSV,
+        _csv(TABLE.replace("25", "2\0005")),
+        ("^bad.yaml:1: data.path .*data.csv", "zero byte in its line 7", "UTF-8"),
+    ),
+    (
+        "csv with one value missing in the column of clients",
+        CSV.replace("cohort: {population: 2}", "partition: {kind: column, column: town}").replace(
+            "target: ill", "target: ill, drop: [town]"
+        ),
+        _csv(TABLE.replace("25,b", "25,").replace("0,a", "0,a")),
+        ("^bad.yaml:3: partition.column town has 1 missing value;", "another column"),
+    ),
     ("csv missing", CSV, None, ("data.path|data", "data.csv")),
     ("csv empty", CSV, _csv(""), ("data.csv", "empty|No columns")),
     ("csv without the target", CSV, _csv(TABLE.replace("ill", "sick")), ("data.target|target", "ill", "sick")),
@@ -346,7 +412,12 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         lambda: Path("pictures").mkdir(),
         ("pictures",),
     ),
-    ("an image that is none", "data: {source: images, path: pictures}\nmodel: cnn", _images, ("2.png",)),
+    (
+        "an image that is none",
+        "data: {source: images, path: pictures}\nmodel: cnn",
+        _images,
+        ("^bad.yaml:1: data.path.*2.png",),
+    ),
     ("text missing", "data: {source: text, path: a.txt}\nmodel: transformer", None, ("data.path|data", "a.txt")),
     (
         "text too short",
@@ -443,6 +514,13 @@ def test_an_impossible_scenario_is_one_sentence(
         (["audit", "no_such_module:f"], ("no_such_module",)),
         (["deploy"], ("Missing command", "fedsim deploy --help")),
         (["deploy", "server", "nowhere"], ("nowhere", "server.toml")),
+        (["run", "quickstart", "--out", "a" * 300], ("aaa", "too long", "shorter")),
+        (["run", "quickstart", "--out", f"{'a' * 300}/b"], ("aaa", "too long", "shorter")),
+        (["run", "--resume", "a" * 300], ("aaa", "too long", "shorter")),
+        (["report", "a" * 300], ("aaa", "too long", "shorter")),
+        (["status", "a" * 300], ("aaa", "too long", "shorter")),
+        (["ledger", "a" * 300], ("aaa", "too long", "shorter")),
+        (["new", "a" * 300], ("aaa", "too long", "name another")),
         (["new", "no/such/folder/a.yaml"], ("no/such/folder/a.yaml", "cannot be written")),
     ],
 )

@@ -84,7 +84,9 @@ def training_rows(strata: Array, spec: DataSection, seed: int) -> Rows:
 def split_rows(strata: Array, spec: DataSection, seed: int) -> tuple[Rows, Rows]:
     """Training and test rows by the seed, stratified; `data.limit` applies to the training rows."""
     if len(strata) < 3:
-        raise DataError(f"data {spec.source} has {len(strata)} rows, too few to hold some out; give it at least 3")
+        raise DataError(
+            f"data {spec.source} has {counted(len(strata), 'row')}, too few to hold some out; give it at least 3"
+        )
     held_out = min(max(round(spec.test_fraction * len(strata)), 1), len(strata) - 2)
     test = pick_rows(strata, held_out, stream(seed, "split"))
     rest = np.setdiff1d(np.arange(len(strata)), test, assume_unique=True)
@@ -142,18 +144,32 @@ def checked(dataset: Dataset) -> Dataset:
             raise DataError(f"data {dataset.name} has no {part} rows")
         bad = 0 if x.dtype == torch.int64 else int((~torch.isfinite(x)).sum())
         if bad:
+            are = "is" if bad == 1 else "are"
             raise DataError(
-                f"data {dataset.name} has {bad:,} values that are NaN or infinite among its {part} inputs;"
+                f"data {dataset.name} has {counted(bad, 'value')} that {are} NaN or infinite among its {part} inputs;"
                 " fill them or leave their rows out"
             )
     return dataset
 
 
+def there(path: Path) -> bool:
+    """Whether the path exists; what the system cannot have (a name too long) does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def existing_file(path: str) -> Path:
     """The path, once it is known to be a readable file."""
     file = Path(path).expanduser()
-    if file.is_dir():
+    if there(file) and file.is_dir():
         raise DataError(f"data.path {path} is a folder, but a file is needed")
-    if not file.is_file():
+    if not there(file) or not file.is_file():
         raise DataError(f"data.path {path} does not exist (relative paths start at {Path.cwd()})")
     return file

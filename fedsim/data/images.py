@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsim.data.dataset import Array, Dataset, from_arrays
+from fedsim.data.dataset import Array, Dataset, from_arrays, there
 from fedsim.errors import DataError
 from fedsim.scenario import ImageFolderData
 
@@ -33,15 +33,18 @@ def pixels(array: Array, what: str) -> Tensor:
     x = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
     # A NaN is neither inside nor outside: it is reported as such when the data set is checked.
     if bool((x < 0).any()) or bool((x > 1).any()):
-        raise DataError(f"{what} holds float pixels outside 0 to 1; divide them, or store them as uint8")
+        low, high = (float(extreme) for extreme in torch.aminmax(x[~x.isnan()]))
+        raise DataError(
+            f"{what} holds float pixels outside 0 to 1 (from {low:g} to {high:g}); divide them, or store them as uint8"
+        )
     return x
 
 
 def load_folder(spec: ImageFolderData, seed: int) -> Dataset:
     """One sub-folder of images for each class, or `train` and `test` that each have such sub-folders."""
     root = Path(spec.path).expanduser()
-    if not root.is_dir():
-        remedy = "is a file, but a folder is needed" if root.exists() else "does not exist"
+    if not there(root) or not root.is_dir():
+        remedy = "is a file, but a folder is needed" if there(root) else "does not exist"
         raise DataError(f"data.path {spec.path} {remedy}: one sub-folder of images for each class")
     names = _folders(root)
     if names == ["test", "train"] and _folders(root / "train"):
@@ -72,7 +75,7 @@ def _read_classes(root: Path, names: list[str], spec: ImageFolderData) -> tuple[
     ]
     if not files:
         raise DataError(f"data.path {root} has no images in sub-folders; it needs one sub-folder for each class")
-    x = pixels(np.stack([_read_image(file, spec) for file, _ in files]), str(root))
+    x = pixels(np.stack([_read_image(file, spec) for file, _ in files]), f"data.path {spec.path}")
     return x, torch.tensor([label for _, label in files])
 
 
@@ -84,6 +87,7 @@ def _read_image(file: Path, spec: ImageFolderData) -> Array:
             )
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"image {file} cannot be read ({str(error) or type(error).__name__}); mend or remove it"
+            f"data.path {spec.path}: image {file} cannot be read ({str(error) or type(error).__name__});"
+            " mend or remove it"
         ) from None
     return np.asarray(scaled)

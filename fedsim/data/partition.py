@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fedsim.data.dataset import Array, Dataset, Rows
+from fedsim.data.dataset import Array, Dataset, Rows, counted
 from fedsim.data.division import (
     Rng,
     dirichlet_owner,
@@ -177,7 +177,11 @@ def _natural_clients(spec: ColumnPartition, dataset: Dataset) -> tuple[Rows, tup
         raise ScenarioError(f"partition.column {spec.column} is no column of data {dataset.name}, which has {known}")
     values, names = dataset.table[spec.column].factorize(sort=True)
     if (values < 0).any():
-        raise ScenarioError(f"partition.column {spec.column} has {int((values < 0).sum()):,} missing values")
+        missing = counted(int((values < 0).sum()), "missing value")
+        raise ScenarioError(
+            f"partition.column {spec.column} has {missing}; fill in what is missing, leave out such rows, or name"
+            " another column"
+        )
     return values.astype(np.int64), tuple(map(str, names))
 
 
@@ -188,7 +192,9 @@ def _draw(spec: IidPartition | DirichletPartition | ShardPartition, labels: Arra
     """How one client draws its rows from its own stream."""
     n, m = len(labels), spec.examples_per_client or 0
     if m > n:
-        raise ScenarioError(f"partition.examples_per_client {m:,} is more than the {n:,} training rows")
+        raise ScenarioError(
+            f"partition.examples_per_client {m:,} is more than the {n:,} training rows; set it to at most {n:,}"
+        )
     match spec:
         case IidPartition():
             return lambda rng: rng.choice(n, m, replace=False, shuffle=False)
@@ -201,7 +207,8 @@ def _draw(spec: IidPartition | DirichletPartition | ShardPartition, labels: Arra
             if shards < spec.shards_per_client:
                 raise ScenarioError(
                     f"partition.shards_per_client {spec.shards_per_client} with examples_per_client {m:,} needs"
-                    f" {spec.shards_per_client} shards of {length:,} rows, but there are {n:,} training rows"
+                    f" {spec.shards_per_client} shards of {length:,} rows, but there are {n:,} training rows;"
+                    " lower either"
                 )
             order = rows_by_label(labels, stream(seed, "partition"))
             inside = np.arange(length)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.dataset import Array, Dataset, existing_file, from_arrays
+from fedsim.data.dataset import Array, Dataset, counted, existing_file, from_arrays, there
 from fedsim.data.images import load_folder, pixels
 from fedsim.data.text import load_text
 from fedsim.errors import DataError
@@ -57,7 +57,7 @@ def _load(spec: DataSection, seed: int, stamp: tuple[int, ...]) -> Dataset:
 def _stamp(spec: DataSection) -> tuple[int, ...]:
     """What changes when the file, or a folder of images or of classes, changes."""
     path = Path(getattr(spec, "path", "")).expanduser()
-    if isinstance(spec, EmbeddedData | DescriptionsData | HubData) or not path.exists():
+    if isinstance(spec, EmbeddedData | DescriptionsData | HubData) or not there(path):
         return ()
     folders = sorted(path.rglob("*/")) if path.is_dir() else []
     return tuple(number for entry in [path, *folders] for number in (entry.stat().st_mtime_ns, entry.stat().st_size))
@@ -137,6 +137,12 @@ def _read_npz(spec: NpzData) -> dict[str, Array]:
     wanted = ("x_train", "y_train", "x_test", "y_test", "client_train", "client_names", "class_names")
     file = existing_file(spec.path)
     try:
+        with file.open("rb") as opened:
+            if opened.read(6) == b"\x93NUMPY":
+                raise DataError(
+                    f"data.path {spec.path} is a single array (.npy), where an archive of arrays (.npz) is needed;"
+                    " write one with np.savez(file, x_train=..., y_train=...)"
+                )
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files if key in wanted}
     except ValueError as error:
@@ -147,8 +153,7 @@ def _read_npz(spec: NpzData) -> dict[str, Array]:
             ) from None
         reason = "it is no NumPy archive" if "pickle" in str(error) else error
         raise DataError(f"data.path {spec.path} cannot be read as .npz ({reason})") from None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, AttributeError, TypeError, NotImplementedError) as error:
-        # AttributeError, TypeError: np.load gave one array (.npy), which is no archive
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError) as error:
         raise DataError(f"data.path {spec.path} cannot be read as .npz ({error or type(error).__name__})") from None
 
 
@@ -156,17 +161,20 @@ def _part(arrays: dict[str, Array], part: str, path: str) -> tuple[Tensor, Tenso
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
     if y.dtype.kind not in "iu" or y.ndim != 1 or (y.size and y.min() < 0):
         raise DataError(
-            f"y_{part} of {path} must hold class numbers from 0, one for each row, but is {y.dtype} of shape {y.shape}"
-            + (f" with {y.min()}" if y.dtype.kind == "i" and y.size and y.min() < 0 else "")
+            f"data.path {path}: y_{part} must hold class numbers from 0, one for each row, but is {y.dtype} of shape"
+            f" {y.shape}" + (f" with {y.min()}" if y.dtype.kind == "i" and y.size and y.min() < 0 else "")
         )
-    if len(x) != len(y):
-        raise DataError(f"x_{part} of {path} has {len(x):,} rows, but y_{part} has {len(y):,}")
     if x.dtype.kind not in "biuf" or x.ndim not in (2, 3, 4) or x.size == 0:
         raise DataError(
-            f"x_{part} of {path} must be numbers of shape (rows, features), (rows, height, width) or"
+            f"data.path {path}: x_{part} must be numbers of shape (rows, features), (rows, height, width) or"
             f" (rows, height, width, channels), but is {x.dtype} of shape {x.shape}"
         )
-    inputs = torch.from_numpy(x.astype(np.float32)) if x.ndim == 2 else pixels(x, f"x_{part} of {path}")
+    if len(x) != len(y):
+        raise DataError(
+            f"data.path {path}: x_{part} has {counted(len(x), 'row')}, but y_{part} has {len(y):,};"
+            " give each row a class"
+        )
+    inputs = torch.from_numpy(x.astype(np.float32)) if x.ndim == 2 else pixels(x, f"data.path {path}: x_{part}")
     return inputs, torch.from_numpy(y.astype(np.int64))
 
 
@@ -174,10 +182,16 @@ def _class_names(arrays: dict[str, Array], y: Tensor, path: str) -> tuple[str, .
     highest = int(y.max())
     if "class_names" in arrays:
         if arrays["class_names"].ndim != 1 or len(arrays["class_names"]) <= highest:
-            raise DataError(f"class_names of {path} must name every class, but y has class {highest}")
+            raise DataError(
+                f"data.path {path}: class_names must name every class, but y has class {highest} and class_names has"
+                f" the shape {arrays['class_names'].shape}"
+            )
         return tuple(map(str, arrays["class_names"]))
     if highest >= len(y):
-        raise DataError(f"y of {path} has class {highest} in {len(y)} rows; number the classes from 0 without gaps")
+        raise DataError(
+            f"data.path {path}: y has class {highest} in {counted(len(y), 'row')};"
+            " number the classes from 0 without gaps"
+        )
     return tuple(map(str, range(highest + 1)))
 
 
@@ -186,9 +200,16 @@ def _clients(arrays: dict[str, Array], path: str) -> tuple[Array | None, tuple[s
     if client is None:
         return None, ()
     if client.ndim != 1 or len(client) != len(arrays["x_train"]) or client.dtype.kind not in "iuSU":
-        raise DataError(f"client_train of {path} must name one client for each of the rows of x_train")
+        raise DataError(
+            f"data.path {path}: client_train must name one client, by a whole number or a text, for each of the"
+            f" {counted(len(arrays['x_train']), 'row')} of x_train, but is {client.dtype} of shape {client.shape}"
+        )
     distinct, codes = np.unique(client, return_inverse=True)
     names = arrays.get("client_names")
+    if names is not None and names.ndim != 1:
+        raise DataError(
+            f"data.path {path}: client_names must be a list of names, but is {names.dtype} of shape {names.shape}"
+        )
     if names is not None and client.dtype.kind in "iu" and distinct[0] >= 0 and distinct[-1] < len(names):
         distinct = names[distinct]
     return codes.astype(np.int64), tuple(map(str, distinct))

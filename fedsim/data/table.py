@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import warnings
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from fedsim.data.dataset import Array, Dataset, checked, existing_file, split_rows, training_rows
+from fedsim.data.dataset import Array, Dataset, checked, counted, existing_file, split_rows, training_rows
 from fedsim.errors import DataError
 from fedsim.scenario import CsvData, DataSection
 
 MOST_CATEGORIES = 1000
+_PACKED = (".bz2", ".zip", ".xz", ".zst", ".tar")
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ def _read_csv(spec: CsvData) -> pd.DataFrame:
     """Only an empty cell is missing: `?`, `NA` or `None` are text, and mean what the table's author meant."""
     file = existing_file(spec.path)
     try:
+        _check_plain(file, spec.path)
+        _check_header(file, spec.path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
             frame = pd.read_csv(
@@ -164,6 +170,7 @@ def _read_csv(spec: CsvData) -> pd.DataFrame:
         ValueError,
         OSError,
         EOFError,
+        zlib.error,
     ) as e:
         raise DataError(
             f"data.path {spec.path} cannot be read as CSV ({' '.join(str(e).split()).rstrip('.')})"
@@ -173,13 +180,39 @@ def _read_csv(spec: CsvData) -> pd.DataFrame:
     return frame
 
 
+def _check_plain(file: Path, path: str) -> None:
+    """A zero byte ends a text for pandas' parser, which would read the rest of the cell as if it were not there."""
+    if file.suffix.lower() in _PACKED:
+        return
+    with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
+        bad = next((number for number, line in enumerate(opened, 1) if b"\0" in line), None)
+    if bad is not None:
+        raise DataError(
+            f"data.path {path} cannot be read as CSV (there is a zero byte in its line {bad:,});"
+            " save it as plain text in UTF-8"
+        )
+
+
+def _check_header(file: Path, path: str) -> None:
+    """Columns of one name: pandas would call the second a.1, and nobody could say which is meant."""
+    header = pd.read_csv(
+        file, header=None, nrows=1, dtype=str, keep_default_na=False, skipinitialspace=True, index_col=False
+    ).iloc[0]
+    twice = header[(header != "") & header.duplicated()]
+    if len(twice):
+        name = twice.iloc[0]
+        raise DataError(
+            f"data.path {path} has {(header == name).sum()} columns named {name}; give every column a name of its own"
+        )
+
+
 def _check_missing(frame: pd.DataFrame, name: str) -> None:
     missing = frame.isna().sum()
     if missing.any():
         column = missing.index[int(np.argmax(missing.to_numpy() > 0))]
         raise DataError(
-            f"data {name} has {int(missing[column]):,} missing values in column {column};"
-            " fill them, leave out the rows, or name the column in data.drop"
+            f"data {name} has {counted(int(missing[column]), 'missing value')} in column {column};"
+            " fill in what is missing, leave out such rows, or name the column in data.drop"
         )
 
 
@@ -225,8 +258,10 @@ def _check_text(values: pd.Series, source: str) -> None:
     counts = values.value_counts()
     odd = pd.to_numeric(pd.Series(counts.index), errors="coerce").isna().to_numpy()
     if 0 < counts[odd].sum() < len(values) / 2:  # none: numbers that were stored as text are names, such as post codes
+        many = int(counts[odd].sum())
+        what = "value that is no number" if many == 1 else "values that are no numbers"
         raise DataError(
-            f"data {source} has {int(counts[odd].sum()):,} values that are no numbers in column {values.name}, such as"
+            f"data {source} has {many:,} {what} in column {values.name}, such as"
             f" {counts.index[odd][0]!r}; mend them, or name the column in data.categorical or data.drop"
         )
 

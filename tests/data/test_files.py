@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,19 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "float pixels": ({"x_train": X * 1.0, "y_train": Y}, "outside 0 to 1"),
     "int pixels": ({"x_train": X.astype(np.int32), "y_train": Y}, "uint8"),
     "one dimension": ({"x_train": Y, "y_train": Y}, "must be numbers of shape"),
+    "a single number": ({"x_train": 3.0, "y_train": [0, 1]}, r"x_train must be numbers of shape .* of shape \(\)"),
+    "a single test number": ({"x_train": X, "y_train": Y, "x_test": 3, "y_test": Y}, "x_test must be numbers of shape"),
+    "a single name of clients": (
+        {"x_train": X, "y_train": Y, "client_train": Y, "client_names": "a"},
+        "client_names must be a list of names",
+    ),
     "text": ({"x_train": X.astype(str), "y_train": Y}, "must be numbers of shape"),
     "empty": ({"x_train": X[:0], "y_train": Y[:0]}, "must be numbers of shape"),
     "two rows": ({"x_train": X[:2], "y_train": Y[:2]}, "at least 3"),
     "half a test part": ({"x_train": X, "y_train": Y, "x_test": X}, "only one of"),
     "other test shape": ({"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y}, "different shapes"),
     "names too few": ({"x_train": X, "y_train": Y, "class_names": np.array(["a", "b"])}, "every class"),
-    "clients too few": ({"x_train": X, "y_train": Y, "client_train": Y[:4]}, "one client for each"),
+    "clients too few": ({"x_train": X, "y_train": Y, "client_train": Y[:4]}, "for each of the 12 rows"),
 }
 
 
@@ -112,6 +119,7 @@ def test_bad_npz(tmp_path: Path, case: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         load_dataset(npz(tmp_path, **arrays), 0)
     one_sentence(caught.value)
+    assert re.match(r"data\b", str(caught.value)), "the field comes first, so that its line can be found"
 
 
 def one_sentence(error: Exception) -> None:
@@ -138,8 +146,10 @@ def test_unreadable_npz(tmp_path: Path, content: bytes | None, words: str) -> No
 
 def test_npy_and_missing_file(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(DataError, match=r"cannot be read as \.npz"):
-        load_dataset(NpzData(source="npz", path=str(tmp_path / "x.npy")), 0)
+    (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    with pytest.raises(DataError, match=r"x\.npz is a single array \(\.npy\), .* np\.savez\(file, x_train=") as caught:
+        load_dataset(NpzData(source="npz", path=str(tmp_path / "x.npz")), 0)
+    one_sentence(caught.value)
     with pytest.raises(DataError, match="does not exist"):
         load_dataset(NpzData(source="npz", path="nowhere.npz"), 0)
 
@@ -212,7 +222,7 @@ def test_bad_image_folders(tmp_path: Path) -> None:
     broken = tmp_path / "pictures" / "red" / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n broken")
     os.utime(broken.parent, ns=(1, 1))
-    with pytest.raises(DataError, match=r"broken\.png cannot be read") as caught:
+    with pytest.raises(DataError, match=r"^data\.path .*broken\.png cannot be read") as caught:
         load_dataset(spec, 0)
     one_sentence(caught.value)
 
