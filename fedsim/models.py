@@ -32,6 +32,7 @@ from fedsim.scenario import (
     ResnetModel,
     TransformerModel,
 )
+from fedsim.scenario_errors import nearest
 from fedsim.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -217,6 +218,9 @@ def _convnet(spec: CnnModel, shape: Shape) -> list[nn.Module]:
 
 # --- the user's own model -------------------------------------------------------------------------------------------
 
+_ANYTHING = (Exception, SystemExit)
+"""What can go wrong in code that we did not write; a SystemExit of its own would end the run in silence."""
+
 
 def _imported(name: str, shape: Shape, classes: int, kind: Kind | None) -> nn.Module:
     """Call `function(input_shape, classes)` of `import:module:function`, and try the result on two examples."""
@@ -224,21 +228,28 @@ def _imported(name: str, shape: Shape, classes: int, kind: Kind | None) -> nn.Mo
     try:
         with _working_directory_on_path():
             module = importlib.import_module(module_name)
-    except Exception as error:  # anything can go wrong in a module that we did not write
+    except _ANYTHING as error:
         raise ModelError(
-            f"model.name {name}: the module {module_name} cannot be imported ({_reason(error)})"
+            f"model.name {name}: the module {module_name} cannot be imported ({_reason(error)});"
+            f" {_remedy(error, module_name)}"
         ) from error
     function: Any = getattr(module, function_name, None)
     if not callable(function):
-        raise ModelError(f"model.name {name}: the module {module_name} has no function {function_name}")
+        named = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
+        raise ModelError(
+            f"model.name {name}: the module {module_name} has no function {function_name}"
+            f"{nearest(function_name, named)}; name one that takes (input_shape, classes) and returns a torch.nn.Module"
+        )
     try:
         model = function(shape, classes)
-    except Exception as error:
+    except _ANYTHING as error:
         raise ModelError(
-            f"model.name {name}: calling it with ({shape}, {classes}) failed ({_reason(error)})"
+            f"model.name {name}: calling it with ({shape}, {classes}) failed ({_reason(error)}); mend the function"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model.name {name}: the function returned {type(model).__name__}, not a torch.nn.Module")
+        raise ModelError(
+            f"model.name {name}: the function returned {type(model).__name__}, not a torch.nn.Module; return one"
+        )
     _try_out(model, name, shape, classes, kind)
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"model.name {name}: the model has no parameters to train")
@@ -252,7 +263,7 @@ def _try_out(model: nn.Module, name: str, shape: Shape, classes: int, kind: Kind
     try:
         with torch.no_grad():
             output = model.eval()(examples)
-    except Exception as error:
+    except _ANYTHING as error:
         raise ModelError(
             f"model.name {name}: it fails on inputs of shape {tuple(examples.shape)} ({_reason(error)})"
         ) from error
@@ -274,5 +285,15 @@ def _working_directory_on_path() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def _reason(error: Exception) -> str:
+def _remedy(error: BaseException, module: str) -> str:
+    """A module that is not there is looked for elsewhere; one that is there is mended."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return (
+            f"it was looked for in the working directory {Path.cwd()} and on Python's path: go to the folder that it is"
+            " in, or name that in PYTHONPATH"
+        )
+    return f"mend it until `python -c 'import {module}'` works"
+
+
+def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

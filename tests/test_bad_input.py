@@ -57,6 +57,7 @@ FILES: list[tuple[str, tuple[str, ...]]] = [
     ("rounds: '5'", ("rounds", '"5"', "an integer")),
     ("rounds: true", ("rounds", "true", "an integer")),
     ("rounds: 2.5", ("rounds", "2.5", "an integer")),
+    ("engine: {threads: 1000000000}", ("^bad.yaml:1: engine.threads is 1000000000", "at least 1 and at most 1,024")),
     ("rounds: [1, 2]", ("rounds", r"\[1, 2\]", "an integer")),
     ("client:\n  epochs: 2\n  shuffle: yes", (r":3:", "client.shuffle", '"yes"', "true or false")),
     ("client:\n  learning_rate: fast", (r":2:", "client.learning_rate", '"fast"', "a number above 0")),
@@ -442,6 +443,12 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
     ),
     ("a module that is not there", "data: digits\nmodel: import:no_such_module:f", None, ("model", "no_such_module")),
     ("a function that is not there", "data: digits\nmodel: import:math:no_such", None, ("model", "math", "no_such")),
+    (
+        "a module that ends the program",
+        "data: digits\nmodel: import:leaves_silently:f",
+        lambda: Path("leaves_silently.py").write_text("raise SystemExit(0)"),
+        ("^bad.yaml:2: model.name import:leaves_silently:f", "SystemExit: 0", "mend"),
+    ),
     ("a function that builds no model", "data: digits\nmodel: import:math:hypot", None, ("model", "hypot")),
     # defences that support nothing of what is asked
     (

@@ -226,6 +226,16 @@ def nothing_to_train(shape, classes):
 def gives_a_tuple(shape, classes):
     return nn.LSTM(64, classes)
 
+def leaves(shape, classes):
+    raise SystemExit(0)
+
+class LeavesLater(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(classes))
+    def forward(self, x):
+        raise SystemExit(0)
+
 a_number = 3
 """
 
@@ -234,6 +244,7 @@ a_number = 3
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = "own_model_for_test"
     (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / "leaves_for_test.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "broken_for_test.py").write_text("def f(:\n")
     (tmp_path / "needs_more_for_test.py").write_text("import no_such_package_at_all\n")
     monkeypatch.chdir(tmp_path)
@@ -267,7 +278,10 @@ def test_own_model_from_the_working_directory(own: str) -> None:
         ("fails", "two lines"),
         ("nothing_to_train", "no parameters"),
         ("gives_a_tuple", "fails on inputs|tuple"),
-        ("missing", "has no function missing"),
+        ("leaves", r"calling it .* failed \(SystemExit: 0\)"),
+        ("LeavesLater", r"fails on inputs .*SystemExit: 0"),
+        ("missing", r"has no function missing; name one that takes \(input_shape, classes\)"),
+        ("god", r"has no function god \(did you mean good\?\)"),
         ("a_number", "has no function a_number"),
     ],
 )
@@ -280,9 +294,11 @@ def test_own_model_that_is_wrong(own: str, function: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("no_such_module_here", "cannot be imported .ModuleNotFoundError"),
-        ("broken_for_test", "SyntaxError"),
-        ("needs_more_for_test", "no_such_package_at_all"),
+        ("no_such_module_here", "cannot be imported .ModuleNotFoundError.*working directory .*/.* PYTHONPATH"),
+        ("no_such_package_here.module", "cannot be imported .ModuleNotFoundError.*working directory .*/.* PYTHONPATH"),
+        ("broken_for_test", "SyntaxError.*; mend it"),
+        ("needs_more_for_test", "no_such_package_at_all.*; mend it"),
+        ("leaves_for_test", r"cannot be imported \(SystemExit: 0\); mend it"),
     ],
 )
 def test_own_module_that_is_wrong(own: str, module: str, words: str) -> None:

@@ -43,7 +43,7 @@ class EngineSection(Section):
     kind: Literal["inline", "ray", "deploy"] = "inline"
     """inline: in this process, a whole cohort at once; ray: on the cores of this machine or of a Ray cluster (extra
     `ray`); deploy: on the machines whose SuperNodes are connected to a Flower SuperLink."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """Threads of the mathematics; null: as many as there are cores."""
     chunk: int | None = Field(None, ge=1)
     """Clients that are trained at once; null: as many as fit the cache."""
