@@ -139,7 +139,7 @@ def run_rows(run: Run, report: Path | None) -> list[tuple[str, str]]:
         ("model", f"{scenario.model.name}, {summary['parameters']:,} parameters, on {summary['data']}"),
         (
             "accuracy",
-            "not measured" if accuracy is None else f"{accuracy:.4f} on {summary['test_rows']:,} held-out rows",
+            "not measured" if accuracy is None else f"{accuracy:.4f} on {count(summary['test_rows'], 'held-out row')}",
         ),
         *([("failures", f"{failures} answers of clients were missing or refused, see the report")] if failures else []),
         *_claim_rows(run.claims),
@@ -196,7 +196,9 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
     shape = "x".join(map(str, dataset.x_train.shape[1:]))
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
     who = clients(plan.population, plan.cohort_size, scenario.cohort.sampling)
-    steps = "one gradient" if scenario.strategy.name == "fedsgd" else f"at most {plan.steps_per_round:,} local steps"
+    steps = (
+        "one gradient" if scenario.strategy.name == "fedsgd" else f"at most {count(plan.steps_per_round, 'local step')}"
+    )
     return [
         ("scenario", f"{scenario.name}: {scenario.question}" if scenario.question else scenario.name),
         ("data", f"{dataset.name}: {rows}, input {shape}, {dataset.classes:,} classes"),
@@ -209,6 +211,11 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         *_claim_rows(plan.claims),
         *(("note", note) for note in notes(plan)),
     ]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 local step`, `2,000 local steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def rounds(scenario: Scenario) -> str:

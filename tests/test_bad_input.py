@@ -123,15 +123,29 @@ FILES: list[tuple[str, tuple[str, ...]]] = [
     ("partition: {alpha: 1}", ("partition.kind is missing", "dirichlet")),
     ("model: {hidden: [3]}", ("model.name is missing", "mlp")),
     # fields that contradict each other
-    ("client:\n  epochs: 2\n  steps: 3", (r":2:", "client", "epochs or steps, not both")),
-    ("cohort: {size: 3, rate: 0.1}", ("cohort", "size or rate, not both")),
     ("cohort: {population: 20, size: 30}", ("cohort", "size 30", "population of 20")),
     ("strategy: fedsgd\nclient:\n  epochs: 3", (r":3:", "client.epochs", "fedsgd", "leave it out")),
     (
         "defence:\n  client_dp:\n    noise_multiplier: 0\n    target_epsilon: 1",
         (r":3:", "defence.client_dp", "noise_multiplier 0", "finite target_epsilon"),
     ),
-    ("defence: {client_dp: {clipping_norm: 1}}", ("defence.client_dp", "exactly one of noise_multiplier and target")),
+    (
+        "defence: {client_dp: {clipping_norm: 1}}",
+        ("defence.client_dp", "exactly one of noise_multiplier and target_epsilon, here is neither"),
+    ),
+    (
+        "defence:\n  client_dp:\n    noise_multiplier: 1.0\n    target_epsilon: 2.0",
+        ("^bad.yaml:3: defence.client_dp", r"here are both \(1 and 2\); leave one of them out"),
+    ),
+    ("cohort:\n  population: 10\n  size: 20", ("^bad.yaml:3: cohort: size 20", "of 10; choose a size of at most 10")),
+    ("cohort: {size: 2, rate: 0.5}", ("cohort: give either size or rate, here 2 and 0.5; leave one",)),
+    ("client:\n  epochs: 2\n  steps: 3", ("^bad.yaml:2: client", "epochs or steps, here 2 and 3; leave one")),
+    (
+        "rounds: 2\nadversary: {keep_rounds: [1, 99]}",
+        ("^bad.yaml:2: adversary.keep_rounds names round 99", "rounds 1 to 2;", "or change rounds"),
+    ),
+    ("adversary: {keep_rounds: [0]}", ("adversary.keep_rounds names round 0", "rounds 1 to 10;")),
+    ("rounds: 1\nadversary: {keep_rounds: [2]}", ("names round 2, but there is round 1;",)),
     (
         "defence: {client_dp: {noise_multiplier: 1, noise: laplace, adaptive: {}}}",
         ("defence.client_dp", "adaptive", "gaussian"),
@@ -455,7 +469,7 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         "an accountant that does not know the noise",
         DIGITS + "defence: {accountant: prv, client_dp: {noise_multiplier: 1, noise: laplace}}",
         None,
-        ("accountant|prv", "prv", "laplace"),
+        ("^bad.yaml:3: defence.accountant prv", "laplace"),
     ),
     (
         "noise that single precision would lose",
@@ -467,8 +481,21 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         "a δ that the accountant cannot resolve",
         DIGITS + "defence: {example_dp: {noise_multiplier: 1, delta: 1e-300}}",
         None,
-        ("delta is 1e-300", "rdp"),
+        ("^bad.yaml:3: defence.example_dp.delta is 1e-300", "rdp"),
     ),
+    (
+        "an ε that no noise reaches",
+        DIGITS + "defence: {client_dp: {target_epsilon: 1.0e-9, delta: 1.0e-9}}",
+        None,
+        ("^bad.yaml:3: defence.client_dp.target_epsilon 1e-09 is not reached",),
+    ),
+    (
+        "a client to be kept who does not exist",
+        DIGITS + "cohort: {population: 10}\nadversary: {keep_clients: [0, 999]}",
+        None,
+        ("^bad.yaml:4: adversary.keep_clients names client 999", "clients 0 to 9; name"),
+    ),
+    ("the client before the first", DIGITS + "adversary: {keep_clients: [-1]}", None, ("names client -1", "0 to 19")),
     ("an attack that does not exist", DIGITS + "attacks: [telepathy]", None, ("attacks", "telepathy")),
     ("an audit that does not exist", DIGITS + "audit: [horoscope]", None, ("audit", "horoscope")),
 ]

@@ -104,6 +104,7 @@ def plan(scenario: Scenario) -> Plan:
     if scenario.defence.secure_aggregation:
         _check_sums(scenario, cohorts)
     _check_attacks(scenario, place.dataset.kind)
+    _check_kept_clients(scenario, population)
     rate = min(1.0, size / population)
     noise = resolve_noise(scenario, settings_by_round(cohorts, place.partition.size, rate)[-1])
     curve = privacy_curve(scenario, noise, cohorts, place.partition.size, rate)
@@ -251,6 +252,14 @@ def _check_attacks(scenario: Scenario, kind: str) -> None:
         raise ScenarioError(
             "attacks: the server keeps no update to attack; raise adversary.keep_rounds or keep_clients"
         )
+
+
+def _check_kept_clients(scenario: Scenario, population: int) -> None:
+    """Who is to be kept exists; how many do is only known with the data at hand."""
+    keep = scenario.adversary.keep_clients
+    if isinstance(keep, tuple) and (strange := [client for client in keep if not 0 <= client < population]):
+        there = "is client 0 only" if population == 1 else f"are clients 0 to {population - 1:,}"
+        raise ScenarioError(f"adversary.keep_clients names client {strange[0]}, but there {there}; name those only")
 
 
 def _kept(keep: Any, total: int) -> int:

@@ -175,7 +175,9 @@ def smallest_noise(spends: Callable[[float], float], target_epsilon: float, tole
             break
         sigma = _next_sigma(low, high, target_epsilon, tolerance)
     if high[1] == 0.0 and spends(high[0]) > target_epsilon:
-        raise PrivacyError(f"target_epsilon {target_epsilon:g} is not reached with any noise up to a multiplier of 1e6")
+        raise PrivacyError(
+            f"target_epsilon {target_epsilon:g} is not reached with any noise up to a multiplier of 1e6; raise it"
+        )
     if low[1] == math.inf and low[0] == 1e-2:
         raise PrivacyError(f"target_epsilon {target_epsilon:g} needs no noise to speak of; name a noise_multiplier")
     return high[0]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from fedsim.errors import PrivacyError
@@ -98,6 +99,17 @@ def resolve_noise(scenario: Scenario, setting: Setting) -> Noise:
     )
 
 
+@contextmanager
+def _in_scenario(unit: Unit) -> Iterator[None]:
+    """What an accountant finds wrong with its own arguments, told of the scenario's field that they are from."""
+    try:
+        yield
+    except PrivacyError as error:
+        field = str(error).split(" ", 1)[0]
+        section = {"accountant": "defence.", "delta": f"defence.{unit}_dp.", "target_epsilon": f"defence.{unit}_dp."}
+        raise PrivacyError(f"{section.get(field, '')}{error}") from error
+
+
 def _resolve(section: ExampleDp | ClientDp, scenario: Scenario, setting: Setting, unit: Unit) -> float:
     if section.noise_multiplier is not None:
         return section.noise_multiplier
@@ -121,12 +133,15 @@ def _resolve(section: ExampleDp | ClientDp, scenario: Scenario, setting: Setting
     if not spenders(1.0):
         raise PrivacyError(f"{field}.target_epsilon has nobody to protect: nobody with examples takes part")
     adaptive = section.adaptive if isinstance(section, ClientDp) else None
-    if adaptive and worst(1e6)[1] > target:
+    with _in_scenario(unit):
+        bits_alone = worst(1e6)[1] if adaptive else 0.0
+    if adaptive and bits_alone > target:
         raise PrivacyError(
             f"{field}.adaptive.bit_noise {adaptive.bit_noise:g} alone spends more than target_epsilon {target:g};"
             " use a larger bit_noise"
         )
-    return _noise_for_all(spends, worst, target)
+    with _in_scenario(unit):
+        return _noise_for_all(spends, worst, target)
 
 
 def _noise_for_all(
@@ -182,7 +197,8 @@ def _claim(promise: Promise, setting: Setting, scenario: Scenario, grids: Sequen
     steps = _candidates(promise.steps(setting))
     if not steps:
         return promise.claim(*promise.nothing(), Account(0.0, "nothing released"))
-    step, spent = _worst(steps, promise.delta, scenario, grids)
+    with _in_scenario(promise.unit):
+        step, spent = _worst(steps, promise.delta, scenario, grids)
     return promise.claim(*step, spent)
 
 

@@ -67,7 +67,7 @@ class ClientSection(Section):
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> Self:
         if self.steps is not None and "epochs" in self.model_fields_set:
-            raise ValueError("give either epochs or steps, not both")
+            raise ValueError(f"give either epochs or steps, here {self.epochs} and {self.steps}; leave one of them out")
         return self
 
 
@@ -94,7 +94,10 @@ class CohortSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.size is not None and self.rate is not None:
-            raise ValueError("give either size or rate, not both")
+            raise ValueError(f"give either size or rate, here {self.size} and {self.rate:g}; leave one of them out")
         if self.size is not None and self.population is not None and self.size > self.population:
-            raise ValueError(f"size {self.size} is larger than the population of {self.population}")
+            raise ValueError(
+                f"size {self.size} is larger than the population of {self.population}; choose a size of at most"
+                f" {self.population}, or raise population"
+            )
         return self

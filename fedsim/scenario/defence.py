@@ -24,8 +24,13 @@ class _Noise(Section):
     def _one_of_two(self) -> Self:
         if self.noise_multiplier == 0 and self.target_epsilon is not None:
             raise ValueError("noise_multiplier 0 can never reach a finite target_epsilon; leave noise_multiplier out")
-        if (self.noise_multiplier is None) == (self.target_epsilon is None):
-            raise ValueError("give exactly one of noise_multiplier and target_epsilon")
+        if self.noise_multiplier is None and self.target_epsilon is None:
+            raise ValueError("give exactly one of noise_multiplier and target_epsilon, here is neither")
+        if self.noise_multiplier is not None and self.target_epsilon is not None:
+            raise ValueError(
+                "give exactly one of noise_multiplier and target_epsilon, here are both"
+                f" ({self.noise_multiplier:g} and {self.target_epsilon:g}); leave one of them out"
+            )
         return self
 
 
@@ -60,7 +65,9 @@ class ClientDp(_Noise):
     @model_validator(mode="after")
     def _adaptive_is_gaussian(self) -> Self:
         if self.adaptive is not None and self.noise != "gaussian":
-            raise ValueError("adaptive clipping needs noise: gaussian")
+            raise ValueError(
+                f"adaptive clipping needs noise: gaussian, here it is {self.noise}; change it, or leave adaptive out"
+            )
         return self
 
 

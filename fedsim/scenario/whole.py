@@ -104,6 +104,7 @@ class Scenario(Section):
             _uniform_under_client_privacy,
             _no_batch_norm_under_privacy,
             _attacked_rounds_exist,
+            _kept_rounds_exist,
             _games_fit_the_data,
         )
         for check in checks:
@@ -143,6 +144,16 @@ def _attacked_rounds_exist(scenario: Scenario) -> None:
         raise ValueError(
             f"adversary.active.rounds names round {max(active.rounds)}, but the scenario has {scenario.rounds};"
             " name one of them"
+        )
+
+
+def _kept_rounds_exist(scenario: Scenario) -> None:
+    """A list that names what never comes would keep less than is meant, and nobody would see it before the attack."""
+    keep = scenario.adversary.keep_rounds
+    if isinstance(keep, tuple) and (strange := [round_ for round_ in keep if not 1 <= round_ <= scenario.rounds]):
+        last = "is round 1" if scenario.rounds == 1 else f"are rounds 1 to {scenario.rounds:,}"
+        raise ValueError(
+            f"adversary.keep_rounds names round {strange[0]}, but there {last}; name those only, or change rounds"
         )
 
 
