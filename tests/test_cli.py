@@ -219,6 +219,12 @@ def test_an_unexpected_exception_keeps_its_traceback(monkeypatch: pytest.MonkeyP
 # --- check ----------------------------------------------------------------------------------------------------------
 
 
+def test_one_of_a_kind_is_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["--set", "data.test_fraction=0.0001", "--set", "client.steps=1", "--set", "rounds=1"]
+    assert "at most 1 local step for a client" in fedsim(capsys, "check", "tiny.yaml", *one)
+    assert re.search(r"accuracy: \S+ on 1 held-out row$", fedsim(capsys, "run", "tiny.yaml", *one), re.MULTILINE)
+
+
 def test_check_says_what_would_run_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(Path().iterdir())
     out = fedsim(capsys, "check", "tiny.yaml")

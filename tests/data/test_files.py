@@ -79,10 +79,12 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
 
 
 NAN = np.where(np.eye(12, 5) > 0, np.nan, 1.0)
+ONE_NAN = np.where(np.arange(60).reshape(12, 5) == 7, np.nan, 1.0)
 BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"x_train": X}, "no array y_train; it has x_train"),
     "lengths differ": ({"x_train": X, "y_train": Y[:5]}, "12 rows, but y_train has 5"),
     "NaN": ({"x_train": NAN, "y_train": Y}, "NaN or infinite"),
+    "a single NaN": ({"x_train": ONE_NAN, "y_train": Y}, "has 1 value that is NaN"),
     "inf": ({"x_train": np.nan_to_num(NAN, nan=np.inf), "y_train": Y}, "NaN or infinite"),
     "NaN pixels": ({"x_train": np.full((12, 4, 4), np.nan), "y_train": Y}, "NaN or infinite"),
     "one class": ({"x_train": X, "y_train": Y * 0}, "1 class"),
