@@ -48,6 +48,7 @@ UnitName = Literal["example", "client"]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 
 
+_BAD_PATHS = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EROFS}
 INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 
@@ -72,13 +73,11 @@ def _run(words: Sequence[str]) -> int:
     except FedsimError as error:
         return run_command.fail(str(error))
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in _BAD_PATHS:
             raise
         from fedsim.scenario_errors import shown
 
-        return run_command.fail(
-            f"the path {shown(str(error.filename))} has a name that is too long; give a shorter one"
-        )
+        return run_command.fail(f"the path {shown(str(error.filename))} cannot be used: {error.strerror}; name another")
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "fedsim"
         return run_command.fail(f"{_once(error.format_message())} See `{where} --help`.")
