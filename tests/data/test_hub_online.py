@@ -270,7 +270,7 @@ def test_categories_are_no_quantities(world: World) -> None:
         ("sizes", "2 different sizes; scale images to one by data.size"),
         ("deep", "mode I;16"),
         ("broken", "cannot be read (UnidentifiedImageError)"),
-        ("holes", "1 missing values in column mean texture; fill them, leave out the rows, or name"),
+        ("holes", "1 missing value in column mean texture; fill in what is missing, leave out such rows, or name"),
         ("lists", "no table of numbers and texts; name its input column in data.x"),
         ("two", "['a', 'b']"),
         ("two", "name one in data.subset"),
