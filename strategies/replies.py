@@ -50,6 +50,8 @@ class Refusal:
 
     client: int
     reason: str
+    diverged: bool = False
+    """Whether the update is one that local training gives when it diverges."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +105,13 @@ def read_replies(
     arrivals = []
     for (client, row, numbers), norm in zip(fitting, norms, strict=True):
         if not math.isfinite(norm):
-            refused.append(Refusal(client, f"{_NOT_FINITE}: local training diverged, or it is malicious"))
+            reason = "its update is not finite: local training diverged, or it is malicious"
+            refused.append(Refusal(client, reason, diverged=True))
         elif norm > limits.largest_norm * (numbers["weight"] if limits.weighted else 1.0):
-            refused.append(Refusal(client, f"{_ABSURD} {norm:.3g}, which is absurd"))
+            refused.append(Refusal(client, f"the norm of its update is {norm:.3g}, which is absurd", diverged=True))
         else:
             arrivals.append(_arrival(client, row, numbers, norm))
     return arrivals, refused, total if len(arrivals) == len(fitting) else sum_of(arrivals)
-
-
-_NOT_FINITE, _ABSURD = "its update is not finite", "the norm of its update is"
-
-
-def diverged(reason: str) -> bool:
-    """Whether a reply was refused for an update that local training gives when it diverges."""
-    return reason.startswith((_NOT_FINITE, _ABSURD))
 
 
 def sum_of(arrivals: Sequence[Arrival]) -> Tensor | None:

@@ -33,7 +33,7 @@ from fedsim.scenario_file import load_scenario
 from fedsim.strategies import STRATEGIES, FedAvg
 from fedsim.strategies.fedavg import Rules
 from fedsim.strategies.malicious import forge_of, malicious, sent_models
-from fedsim.strategies.replies import Arrival, Refusal, diverged, secure_sum
+from fedsim.strategies.replies import Arrival, Refusal, secure_sum
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Ref
     how_many = f"all {len(refusals)} clients" if accepted == 0 else f"{len(refusals)} clients"
     wanted = "" if accepted == 0 else f" and {accepted} answered, fewer than cohort.least_replies {least}"
     remedy = "mend that and go on with --resume, or mend the scenario and run it again"
-    if all(diverged(refusal.reason) for refusal in refusals):  # a resumed run would diverge again
+    if all(refusal.diverged for refusal in refusals):  # a resumed run would diverge again
         rate = plan.scenario.client.learning_rate
         lower = "" if plan.scenario.strategy.name == "fedsgd" else f"lower client.learning_rate, here {rate:g}, or "
         remedy = f"{lower}scale the data, and run the scenario again"
