@@ -52,3 +52,8 @@ class DeployError(FedsimError):
 
 class PolicyError(FedsimError):
     """The server asks a client for something that the client's own policy does not allow."""
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`: as messages for people have it."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim.errors import counted
 from fedsim.progress import Step, showing
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ def run_rows(run: Run, report: Path | None) -> list[tuple[str, str]]:
         ("model", f"{scenario.model.name}, {summary['parameters']:,} parameters, on {summary['data']}"),
         (
             "accuracy",
-            "not measured" if accuracy is None else f"{accuracy:.4f} on {count(summary['test_rows'], 'held-out row')}",
+            "not measured"
+            if accuracy is None
+            else f"{accuracy:.4f} on {counted(summary['test_rows'], 'held-out row')}",
         ),
         *([("failures", f"{failures} answers of clients were missing or refused, see the report")] if failures else []),
         *_claim_rows(run.claims),
@@ -197,7 +200,9 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
     who = clients(plan.population, plan.cohort_size, scenario.cohort.sampling)
     steps = (
-        "one gradient" if scenario.strategy.name == "fedsgd" else f"at most {count(plan.steps_per_round, 'local step')}"
+        "one gradient"
+        if scenario.strategy.name == "fedsgd"
+        else f"at most {counted(plan.steps_per_round, 'local step')}"
     )
     return [
         ("scenario", f"{scenario.name}: {scenario.question}" if scenario.question else scenario.name),
@@ -211,11 +216,6 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         *_claim_rows(plan.claims),
         *(("note", note) for note in notes(plan)),
     ]
-
-
-def count(number: int, noun: str) -> str:
-    """`1 local step`, `2,000 local steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def rounds(scenario: Scenario) -> str:

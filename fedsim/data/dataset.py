@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsim.errors import DataError
+from fedsim.errors import DataError, counted
 from fedsim.randomness import stream
 
 if TYPE_CHECKING:
@@ -158,11 +158,6 @@ def there(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def existing_file(path: str) -> Path:

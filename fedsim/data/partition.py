@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fedsim.data.dataset import Array, Dataset, Rows, counted
+from fedsim.data.dataset import Array, Dataset, Rows
 from fedsim.data.division import (
     Rng,
     dirichlet_owner,
@@ -25,7 +25,7 @@ from fedsim.data.division import (
     rows_by_label,
     shard_owner,
 )
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, counted
 from fedsim.randomness import stream
 from fedsim.scenario import ColumnPartition, DirichletPartition, IidPartition, QuantityPartition, ShardPartition
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.dataset import Array, Dataset, counted, existing_file, from_arrays, there
+from fedsim.data.dataset import Array, Dataset, existing_file, from_arrays, there
 from fedsim.data.images import load_folder, pixels
 from fedsim.data.text import load_text
-from fedsim.errors import DataError
+from fedsim.errors import DataError, counted
 from fedsim.scenario import CsvData, EmbeddedData, HubData, ImageFolderData, NpzData, TextData
 from fedsim.scenario.data import DescriptionsData
 

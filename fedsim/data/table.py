@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedsim.data.dataset import Array, Dataset, checked, counted, existing_file, split_rows, training_rows
-from fedsim.errors import DataError
+from fedsim.data.dataset import Array, Dataset, checked, existing_file, split_rows, training_rows
+from fedsim.errors import DataError, counted
 from fedsim.scenario import CsvData, DataSection
 
 MOST_CATEGORIES = 1000

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedsim.audit.reconstruction import ReconstructionScore
-from fedsim.report import words
+from fedsim.errors import counted
 from fedsim.report.attack_files import AttackFiles
 from fedsim.report.blocks import Block, Cell, Paragraph, Section, Table
 from fedsim.report.run_files import RunFiles
@@ -99,7 +99,7 @@ def _answer(run: RunFiles, scored: Sequence[AttackFiles]) -> str:
     found = f"The best of them, {best.title}, has {100 * share.value:.0f}% of the {what}."
     if run.scenario.strategy.name != "fedavg":
         return found
-    epochs = words.count(run.scenario.client.epochs, "local epoch")
+    epochs = counted(run.scenario.client.epochs, "local epoch")
     if share.value < 0.05:
         return f"{found} Against these attacks {epochs} of averaging did protect; against others nobody knows."
     return f"{found} Averaging over {epochs} did not protect them."

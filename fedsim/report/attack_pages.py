@@ -15,6 +15,7 @@ from fedsim.audit.reconstruction import ReconstructionScore
 from fedsim.audit.scores.comparison import Comparison, pooled
 from fedsim.audit.scores.perceptual import HIGHEST_PSNR
 from fedsim.audit.scores.shares import Share
+from fedsim.errors import counted
 from fedsim.report import words
 from fedsim.report.attack_figures import allowed_and_measured, reliability
 from fedsim.report.attack_files import AttackedUpdate, AttackFiles
@@ -62,7 +63,7 @@ def _page(run: RunFiles, files: AttackFiles, number: int, total: int) -> Section
     tone, answer = did_it_work(files)
     knowledge = tuple(document.knowledge.items())
     blocks: list[Block | None] = [
-        Paragraph(f"The attack {deed}. It was played on {words.count(len(document.observations), 'update')}."),
+        Paragraph(f"The attack {deed}. It was played on {counted(len(document.observations), 'update')}."),
         Paragraph(answer, tone),
         Definitions(knowledge, "What the adversary knew") if knowledge else None,
         side_by_side(files, run.summary.class_names, _joint(run)),
@@ -94,12 +95,12 @@ def did_it_work(files: AttackFiles) -> tuple[Tone, str]:
         found = sum(update.found for update in document.observations)
         return "note", (
             "Nobody here can say whether it worked: there is no truth to compare with. It offers"
-            f" {words.count(found, noun)}; how sure it is of each stands beside it, and no more than that can be known."
+            f" {counted(found, noun)}; how sure it is of each stands beside it, and no more than that can be known."
         )
     right, exact, leaked = (_total(scores, name) for name in ("right", "exact", "leaked"))
     if not any(score.found for score in scores):
         return _labels_only(scores, noun, right.of)
-    share = f"{right.right:,} of {words.count(right.of, noun)}"
+    share = f"{right.right:,} of {counted(right.of, noun)}"
     text = f"{_yes_or_no(right, leaked, scores)} {share} {'was' if right.right == 1 else 'were'} reconstructed"
     text += f" ({scores[0].within}), {exact.right:,} of them exactly."
     text += f" {_against_guess(scores, right, leaked)}"
@@ -110,7 +111,7 @@ def did_it_work(files: AttackFiles) -> tuple[Tone, str]:
         proved = f" {sure.of:,} came with a certificate, and {sure.right:,} of those are right ({within})."
         text += proved if sure.of else ""
     if failed:
-        text += f" {words.count(len(failed), 'update')} could not be attacked: {_sentence(failed[0].error or '')}"
+        text += f" {counted(len(failed), 'update')} could not be attacked: {_sentence(failed[0].error or '')}"
     return ("warning" if leaked.right else "note"), text
 
 
@@ -127,10 +128,10 @@ def _yes_or_no(right: Share, leaked: Share, scores: Sequence[ReconstructionScore
 def _labels_only(scores: Sequence[ReconstructionScore], noun: str, originals: int) -> tuple[Tone, str]:
     known = [score.label_accuracy for score in scores if score.label_accuracy is not None]
     if not known:
-        return "note", f"No. It found nothing of {words.count(originals, noun)}."
+        return "note", f"No. It found nothing of {counted(originals, noun)}."
     mean = sum(known) / len(known)
     return "warning" if mean > 0.5 else "note", (
-        f"It counts labels only, and {100 * mean:.0f}% of the labels of {words.count(originals, noun)} are right."
+        f"It counts labels only, and {100 * mean:.0f}% of the labels of {counted(originals, noun)} are right."
     )
 
 

@@ -12,7 +12,7 @@ from fedsim.audit.estimate import Estimate, Fixed, HeldOut
 from fedsim.audit.estimation.bayesian import epsilon_bayesian
 from fedsim.audit.limits.tradeoff import Curve, approximate_dp, gaussian, sampled_gaussian
 from fedsim.audit.verdict import Claim, Verdict
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
 from fedsim.report import words
@@ -64,7 +64,7 @@ def audit_facts(audits: Sequence[Audit]) -> tuple[Fact, ...]:
 def _fact(judged: list[tuple[Audit, Verdict]]) -> Fact:
     audit, verdict = min(judged, key=lambda pair: _TELLING.index(pair[1].status))
     others = Counter(other.status for _, other in judged if other is not verdict)
-    also = "".join(f"; {words.count(times, 'other audit')} {status}" for status, times in others.items())
+    also = "".join(f"; {counted(times, 'other audit')} {status}" for status, times in others.items())
     note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}"
     return Fact("Audit of the claim", verdict.status, note, wide=True, alarming=verdict.status == "violated")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
 from fedsim.report.attack_files import total_right
@@ -112,7 +113,7 @@ def status(run: RunFiles) -> str:
         return (
             "All rounds are done, but the final model is not written yet: this is a report of a run that has not ended."
         )
-    done = f"{run.rounds_done} of {words.count(run.scenario.rounds, 'planned round')}"
+    done = f"{run.rounds_done} of {counted(run.scenario.rounds, 'planned round')}"
     more = ", and more privacy will be spent" if promises_noise(run) else ""
     return f"This run has not ended: {done} are done. Everything below is as it stood then{more}."
 
@@ -122,7 +123,7 @@ def _accuracy(run: RunFiles) -> Fact:
     if not evaluated:
         return Fact("Test accuracy", "–", "not evaluated yet")
     last = evaluated[-1]
-    rows = f", {words.count(run.summary.test_rows, 'held-out row')}" if run.summary.test_rows is not None else ""
+    rows = f", {counted(run.summary.test_rows, 'held-out row')}" if run.summary.test_rows is not None else ""
     return Fact("Test accuracy", f"{last.accuracy:.3f}", f"after round {last.round}{rows}")
 
 
@@ -140,13 +141,13 @@ def _clients(run: RunFiles) -> Fact:
 
 
 def _seen(run: RunFiles) -> Fact:
-    failures = f"{words.count(len(run.failures), 'failure')}" if run.failures else "no failures"
+    failures = f"{counted(len(run.failures), 'failure')}" if run.failures else "no failures"
     noun = "sum" if run.scenario.defence.secure_aggregation else "update"
     if run.scenario.strategy.name == "fedsgd" and noun == "update":
         noun = "gradient"
     alone = any(message.clients == 1 for message in run.received)
     how = ("single updates among them" if alone else "no single update") if noun == "sum" else "one by one"
-    return Fact("The server saw", words.count(len(run.received), noun), f"{how}; {failures}")
+    return Fact("The server saw", counted(len(run.received), noun), f"{how}; {failures}")
 
 
 def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:

@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from matplotlib.figure import Figure
 
+from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
 from fedsim.report.blocks import Block, Bullets, Drawing, Paragraph, Section, Table
@@ -57,7 +58,7 @@ def privacy_spent(run: RunFiles) -> Section:
             blocks.append(Paragraph(f"{sentence[0].upper()}{sentence[1:]}.", "warning"))
             blocks.append(Paragraph(_no_claim_means(run)))
     if run.claims and not run.finished:
-        planned = words.count(run.scenario.rounds, "planned round")
+        planned = counted(run.scenario.rounds, "planned round")
         blocks.append(
             Paragraph(
                 f"The run has not ended. The claims hold for all {planned}; the figure shows what is spent.", "note"

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedsim.errors import counted
 from fedsim.report import words
 from fedsim.report.attack_comparison import attacks_compared
 from fedsim.report.attack_pages import attack_pages
@@ -118,9 +119,9 @@ def partition(run: RunFiles) -> Section | None:
     low, high, median = min(picture.sizes), max(picture.sizes), float(np.median(picture.sizes))
     text = f"{which} are shown. "
     if low == high:
-        text += f"Each holds {words.count(low, 'row')}."
+        text += f"Each holds {counted(low, 'row')}."
     else:
-        text += f"They hold between {low:,} and {words.count(high, 'row')}, the median is {words.number(median)}."
+        text += f"They hold between {low:,} and {counted(high, 'row')}, the median is {words.number(median)}."
     if heat:
         text += (
             f" A client's mix of classes differs from that of all of them together by {_skew(picture):.2f} on average"
@@ -178,7 +179,7 @@ def _partition_drawing(picture: PartitionPicture, names: tuple[str, ...], *, hea
         "partition",
         "Clients and what they hold",
         caption,
-        f"Bars of the rows of {words.count(len(x), 'client')}"
+        f"Bars of the rows of {counted(len(x), 'client')}"
         + (f" and a map of their {len(names)} classes." if heat else "."),
         Table("Rows of each client", ("client", "rows", *labels), rows),
         draw,

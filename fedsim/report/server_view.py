@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.errors import counted
 from fedsim.report import words
 from fedsim.report.blocks import Block, Bullets, Drawing, Paragraph, Section, Table
 from fedsim.report.figures import BLUE, INK, ORANGE, fill_cells, make_drawing, round_axis
@@ -62,17 +63,17 @@ def _saw(run: RunFiles, took_part: Participation) -> tuple[str, ...]:
     if single:
         what = "gradient" if single[0].kind == "gradient" else "update"
         how = " after clipping and noise" if run.scenario.defence.client_dp else ""
-        items.append(f"{words.count(len(single), what)}{how}, each with the client that it came from")
+        items.append(f"{counted(len(single), what)}{how}, each with the client that it came from")
     if sums:
-        items.append(f"{words.count(len(sums), 'sum')} of a round's updates")
+        items.append(f"{counted(len(sums), 'sum')} of a round's updates")
     yet = "" if run.finished else " so far"
-    items.append(f"who took part in each round ({words.count(len(took_part), 'different client')}{yet})")
+    items.append(f"who took part in each round ({counted(len(took_part), 'different client')}{yet})")
     if any(m.examples is not None for m in single):
         items.append(f"how many examples each client holds{beside}")
     if any(m.loss is not None for m in single):
         items.append(f"the training loss that each client reports{beside}")
     if run.failures:
-        items.append(f"{words.count(len(run.failures), 'failure')} with the reason given")
+        items.append(f"{counted(len(run.failures), 'failure')} with the reason given")
     items.append("the model before and after every round, which it computes itself")
     return tuple(items)
 
@@ -199,8 +200,8 @@ def _raster(took_part: Participation) -> Drawing:
         "Who took part",
         "Each filled cell is an answer that reached the server, a crossed one is a failure. The more often a client"
         " takes part, the more the server can add up about it.",
-        f"Raster of {words.count(len(clients), 'client')} by {words.count(last, 'round')}: client {most} was asked most"
-        f" often, {words.count(len(took_part[most]), 'time')}; {words.count(len(failed), 'failure')}.",
+        f"Raster of {counted(len(clients), 'client')} by {counted(last, 'round')}: client {most} was asked most"
+        f" often, {counted(len(took_part[most]), 'time')}; {counted(len(failed), 'failure')}.",
         Table("Who took part", ("client", "round", "outcome"), rows),
         draw,
         height=height,
@@ -213,10 +214,10 @@ def _histogram(run: RunFiles, took_part: Participation) -> Drawing:
     shown = sorted(times)
     population = run.summary.population or len(took_part)
     never = population - len(took_part)
-    reached = f"{words.count(len(took_part), 'client')} of {population:,} took part at all; the others sent nothing."
+    reached = f"{counted(len(took_part), 'client')} of {population:,} took part at all; the others sent nothing."
     if not never:
-        reached = f"All {words.count(population, 'client')} took part at some time."
-    parts = [f"{words.count(times[t], 'client')} took part in {words.count(t, 'round')}" for t in shown]
+        reached = f"All {counted(population, 'client')} took part at some time."
+    parts = [f"{counted(times[t], 'client')} took part in {counted(t, 'round')}" for t in shown]
 
     def draw(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
@@ -274,13 +275,13 @@ def kept(run: RunFiles) -> Paragraph:
     lines = [m for m in run.messages if m.file]
     files = [size for name, size in run.transcript_sizes.items() if name.endswith(".safetensors")]
     text = (
-        f"Kept in the transcript: the tensors of {len(lines):,} of {words.count(len(run.messages), 'message')},"
-        f" {words.size(sum(files))} in {words.count(len(files), 'file')}."
+        f"Kept in the transcript: the tensors of {len(lines):,} of {counted(len(run.messages), 'message')},"
+        f" {words.size(sum(files))} in {counted(len(files), 'file')}."
     )
     missing = sorted({m.file for m in lines if m.file and m.file not in run.transcript_sizes})
     if missing:
         return Paragraph(
-            f"{text} {words.count(len(missing), 'file')} that the transcript names are missing: {missing[0]}.",
+            f"{text} {counted(len(missing), 'file')} that the transcript names are missing: {missing[0]}.",
             "warning",
         )
     return Paragraph(f"{text} A real server could have kept everything that is listed here.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from fedsim import scenario as sc
+from fedsim.errors import counted
 from fedsim.privacy import rounded_up
 from fedsim.report.blocks import Cell
 from fedsim.report.run_files import RunFiles
@@ -38,17 +39,12 @@ def epsilon(value: float) -> str:
     return rounded_up(value)
 
 
-def count(amount: int, noun: str) -> str:
-    """1 client, 20 clients."""
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
-
-
 def size(amount: int) -> str:
     """Bytes in the unit that reads best, in powers of 1000."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if amount >= scale:
             return f"{amount / scale:.1f} {unit}"
-    return count(amount, "byte")
+    return counted(amount, "byte")
 
 
 def describe(run: RunFiles) -> tuple[tuple[str, str], ...]:
@@ -83,7 +79,7 @@ def defences(defence: sc.DefenceSection) -> tuple[str, ...]:
     if isinstance(defence.compression, sc.Prune):
         parts.append(f"only the largest {number(100 * defence.compression.keep)}% of the entries are sent")
     elif isinstance(defence.compression, sc.Quantise):
-        parts.append(f"entries are rounded to {count(2**defence.compression.bits, 'level')}")
+        parts.append(f"entries are rounded to {counted(2**defence.compression.bits, 'level')}")
     elif isinstance(defence.compression, sc.Sign):
         parts.append("only the signs of the entries are sent")
     if defence.secure_aggregation:
@@ -105,7 +101,7 @@ def _data(run: RunFiles) -> str:
     name = getattr(data, "path", None) or getattr(data, "dataset", None)
     words = [f"{data.source} ({name})" if name else data.source]
     if summary.train_rows is not None and summary.test_rows is not None:
-        words.append(f"{count(summary.train_rows, 'row')} to train on, {count(summary.test_rows, 'row')} held out")
+        words.append(f"{counted(summary.train_rows, 'row')} to train on, {counted(summary.test_rows, 'row')} held out")
     if summary.classes is not None:
         words.append(f"{summary.classes:,} classes")
     if summary.input_shape:
@@ -115,14 +111,14 @@ def _data(run: RunFiles) -> str:
 
 def _partition(partition: sc.PartitionSection) -> str:
     shared = getattr(partition, "examples_per_client", None)
-    suffix = f"; every client draws {count(shared, 'row')}, so clients share rows" if shared else ""
+    suffix = f"; every client draws {counted(shared, 'row')}, so clients share rows" if shared else ""
     match partition:
         case sc.IidPartition():
             words = "iid: every client holds a uniform sample"
         case sc.DirichletPartition():
             words = f"label skew: the shares of each class follow Dirichlet({number(partition.alpha)})"
         case sc.ShardPartition():
-            words = f"sorted by label, {count(partition.shards_per_client, 'shard')} for each client"
+            words = f"sorted by label, {counted(partition.shards_per_client, 'shard')} for each client"
         case sc.ColumnPartition():
             by = f"the column {partition.column}" if partition.column else "what the data names as clients"
             words = f"natural clients, by {by}"
@@ -140,7 +136,7 @@ def _model(run: RunFiles) -> str:
         )
     elif isinstance(model, sc.CnnModel):
         words += f" ({model.variant})"
-    return words if parameters is None else f"{words}, {count(parameters, 'parameter')}"
+    return words if parameters is None else f"{words}, {counted(parameters, 'parameter')}"
 
 
 def _strategy(scenario: sc.Scenario) -> str:
@@ -171,7 +167,7 @@ def _client(scenario: sc.Scenario) -> str:
             if client.batch_size is None
             else f"one gradient, of a batch of {client.batch_size:,}"
         )
-    length = count(client.steps, "step") if client.steps is not None else count(client.epochs, "epoch")
+    length = counted(client.steps, "step") if client.steps is not None else counted(client.epochs, "epoch")
     optimizer = f"{_optimizer(client.optimizer)} with learning rate {number(client.learning_rate)}"
     extras = [
         f"{name} {number(value)}"
@@ -182,13 +178,13 @@ def _client(scenario: sc.Scenario) -> str:
 
 
 def _cohort(run: RunFiles) -> str:
-    return f"{population(run)}; {in_a_round(run)}; {count(run.scenario.rounds, 'round')}"
+    return f"{population(run)}; {in_a_round(run)}; {counted(run.scenario.rounds, 'round')}"
 
 
 def population(run: RunFiles) -> str:
     """How many clients there are."""
     known = run.summary.population or run.scenario.cohort.population
-    return "clients as the data names them" if known is None else count(known, "client")
+    return "clients as the data names them" if known is None else counted(known, "client")
 
 
 def in_a_round(run: RunFiles) -> str:
@@ -213,7 +209,7 @@ def _adversary(scenario: sc.Scenario) -> str:
         who = "of every client"
     else:
         who = (
-            f"of {count(clients, 'client')} a round"
+            f"of {counted(clients, 'client')} a round"
             if isinstance(clients, int)
             else f"of {_numbered('client', clients)}"
         )
