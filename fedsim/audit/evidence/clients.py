@@ -15,7 +15,15 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsim.audit.evidence.canaries import update_canaries
-from fedsim.audit.evidence.federated import Echo, Evidence, Progress, audit_seed, audited_claim, log_likelihood_ratio
+from fedsim.audit.evidence.federated import (
+    Echo,
+    Evidence,
+    Progress,
+    audit_seed,
+    audited_claim,
+    log_likelihood_ratio,
+    watched,
+)
 from fedsim.errors import AuditError
 from fedsim.federation.client import local_work, protect
 from fedsim.federation.cohorts import participations
@@ -38,13 +46,7 @@ def client_evidence(
     """
     planned, seed = plan(scenario), audit_seed(scenario) if seed is None else seed
     claim, chosen = client_canaries(planned, canaries)
-    watch = _ClientWatch(planned, claim, chosen, seed)
-    weights = planned.start
-    for round_, cohort in enumerate(planned.cohorts, start=1):
-        weights = watch.play(round_, cohort.tolist(), weights)
-        if progress is not None:
-            progress(round_, len(planned.cohorts))
-    return watch.evidence(weights)
+    return watched(planned, _ClientWatch(planned, claim, chosen, seed), progress)
 
 
 def client_canaries(planned: Plan, canaries: int | None) -> tuple[PrivacyClaim, list[int]]:

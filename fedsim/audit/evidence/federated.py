@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -77,7 +78,23 @@ def example_evidence(
     planned, seed = plan(scenario), audit_seed(scenario) if seed is None else seed
     claim, work, clients, count = example_canaries(planned, canaries)
     marked = MarkedData.of(planned.model, planned.dataset.x_train, planned.dataset.y_train, count)
-    watch = _ExampleWatch(planned, claim, work, marked, clients, seed)
+    return watched(planned, _ExampleWatch(planned, claim, work, marked, clients, seed), progress)
+
+
+class Watch(Protocol):
+    """Plays the rounds of a federation that has canaries in it, and notes what its server sees."""
+
+    def play(self, round_: int, cohort: list[int], weights: Tensor) -> Tensor:
+        """The weights after a round."""
+        ...
+
+    def evidence(self, weights: Tensor) -> Evidence:
+        """What was seen, at the end."""
+        ...
+
+
+def watched(planned: Plan, watch: Watch, progress: Progress | None) -> Evidence:
+    """The evidence of all rounds."""
     weights = planned.start
     for round_, cohort in enumerate(planned.cohorts, start=1):
         weights = watch.play(round_, cohort.tolist(), weights)
