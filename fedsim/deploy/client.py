@@ -88,11 +88,20 @@ def node_configuration(client: Client, data: Path | None, policy: Path | None) -
     load_policy(policy)
     ledger = client.path / "ledger.sqlite"
     Ledger(ledger, create=False)
+    from fedsim.federation.link import SERVER_KEY
+
+    key = client.path / SERVER_KEY
+    if not key.is_file():
+        raise DeployError(
+            f"{key} is missing, by which this client knows its server's messages; copy {SERVER_KEY} from the server's"
+            " folder (a server whose folder is of an earlier fedsim writes it when it starts)"
+        )
     values: dict[str, int | str] = {
         "partition-id": client.partition,
         "num-partitions": client.partitions,
         "policy": str(policy),
         "ledger": str(ledger),
+        "server-key": str(key.absolute()),
     }
     if data is not None:
         if not data.is_file():

@@ -85,11 +85,13 @@ def _authority(folder: Path) -> Pair:
 
 
 def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -> None:
-    from fedsim.federation.link import FLEET, fleet_text
+    from fedsim.federation.link import FLEET, SERVER_KEY, SIGNING_KEY, fleet_text
 
     authority = certificates.make_authority(f"fedsim {server.host}")
+    signing = certificates.make_signer()
     _write_pair(work / "ca", "ca.key", "ca.crt", authority)
     _write_server(work / "server", server, authority, certificates.make_server(authority, hosts))
+    _write_pair(work / "server", SIGNING_KEY, SERVER_KEY, signing)
     keys: dict[str, bytes] = {}
     for number in range(1, clients + 1):
         client = Client(
@@ -104,6 +106,7 @@ def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -
         pair = certificates.make_client(client.name)
         keys[client.name] = pair.public
         _write_client(client, authority, pair)
+        _write(client.path / SERVER_KEY, signing.public, 0o644)
         _write(work / "server" / "clients" / f"{client.name}.pub", pair.public, 0o644)
     _write(work / "server" / FLEET, fleet_text(keys), 0o644)
     _write(work / "compose.yaml", compose_text(server, clients), 0o644)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 
-from fedsim.deploy import nodes
-from fedsim.deploy.layout import Server
+from fedsim.deploy import certificates, nodes
+from fedsim.deploy.layout import Server, replace_file
 from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
 from fedsim.deploy.templates import flower_config, nginx
 from fedsim.errors import DeployError
@@ -44,6 +44,19 @@ def prepare(server: Server) -> None:
     (server.path / "tmp").mkdir(mode=0o700, exist_ok=True)
     (server.flower / "config.toml").write_text(flower_config(server))
     (server.path / "nginx.conf").write_text(nginx(server))
+    _sign_from_now_on(server)
+
+
+def _sign_from_now_on(server: Server) -> None:
+    """Make the key of a folder that an earlier fedsim has made; its clients are told what to do when they start."""
+    from fedsim.federation.link import SERVER_KEY, SIGNING_KEY
+
+    if (server.path / SIGNING_KEY).is_file():
+        return
+    pair = certificates.make_signer()
+    replace_file(server.path / SERVER_KEY, pair.public.decode(), 0o644)
+    replace_file(server.path / SIGNING_KEY, pair.private.decode())
+    log.warning("made %s; copy %s to each client's folder", server.path / SIGNING_KEY, server.path / SERVER_KEY)
 
 
 def superlink_command(server: Server) -> tuple[str, ...]:
