@@ -14,22 +14,14 @@ import pytest
 from flwr.app import Context, Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from own_clients import OwnClients
+from own_clients import VOUCHED, OwnClients, play
 
-import fedsim
 from fedsim.errors import RunError
 from fedsim.federation import fleet
-from fedsim.federation import run as running
 from fedsim.federation.asked import Journal, Rows
-from fedsim.federation.bundle import public_scenario
 from fedsim.federation.folder import create_folder
 from fedsim.federation.inline import error_reply
-from fedsim.federation.run import Run
-from fedsim.federation.server import serve
-from fedsim.scenario import Scenario
 from fedsim.scenario_file import dump_scenario
-
-VOUCHED = "smallest_examples: {0}\nlargest_examples: {0}\nlargest_epsilon: 1.0e+9\ncount_noise_of_others: true\n"
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +29,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "POLL_SECONDS", (0.001, 0.01))
     monkeypatch.setattr(fleet, "JOIN_SECONDS", 0.2)
     monkeypatch.setattr(fleet, "ASK_SECONDS", 0.2)
-
-
-def play(scenario: Scenario, folder: Path) -> Run:
-    """Run a scenario as a SuperLink would, from its start or from where it stopped."""
-    if not folder.exists():
-        create_folder(folder, {"scenario.yaml": dump_scenario(scenario)})
-    population = scenario.cohort.population or 0
-    grid = running.InlineGrid(population, lambda *_: [], {"scenario": public_scenario(scenario), "deployed": True})
-    serve(grid, fedsim.plan(scenario), folder)
-    return Run(folder)
 
 
 def spent(clients: OwnClients, numbers: range, unit: Any = "example") -> list[float]:

@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
+import fedsim
 from fedsim.deploy.certificates import make_authority, make_signer
+from fedsim.federation import run as running
+from fedsim.federation.bundle import public_scenario
+from fedsim.federation.folder import create_folder
 from fedsim.federation.link import SERVER_KEY, SIGNING_KEY
+from fedsim.federation.run import Run
+from fedsim.federation.server import serve
 from fedsim.privacy.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario_file import dump_scenario
 
+VOUCHED = "smallest_examples: {0}\nlargest_examples: {0}\nlargest_epsilon: 1.0e+9\ncount_noise_of_others: true\n"
+"""A policy that vouches for one number of rows."""
 NAMES = np.array(["red", "green", "blue"])
 
 
@@ -70,3 +79,13 @@ class OwnClients:
             "rounds": 2,
         }
         return Scenario.model_validate({**settings, **changes})
+
+
+def play(scenario: Scenario, folder: Path) -> Run:
+    """Run a scenario as a SuperLink would, from its start or from where it stopped."""
+    if not folder.exists():
+        create_folder(folder, {"scenario.yaml": dump_scenario(scenario)})
+    population = scenario.cohort.population or 0
+    grid = running.InlineGrid(population, lambda *_: [], {"scenario": public_scenario(scenario), "deployed": True})
+    serve(grid, fedsim.plan(scenario), folder)
+    return Run(folder)
