@@ -16,7 +16,7 @@ from pathlib import Path
 from fedsim.deploy.clientapp import write_launchers
 from fedsim.deploy.encoding import write_encoded
 from fedsim.deploy.layout import Client, replace_file
-from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
+from fedsim.deploy.processes import SUPEREXEC, Program, environment, find, listens, superexec, together
 from fedsim.errors import DeployError
 from fedsim.federation.policy import load_policy
 from fedsim.privacy.ledger import Ledger
@@ -134,7 +134,7 @@ def supernode_arguments(client: Client) -> tuple[str, ...]:
 
 def superexec_command(client: Client) -> tuple[str, ...]:
     """The SuperExec, which starts the ClientApp for each message."""
-    return (find("flower-superexec", "install fedsim in this environment"), *superexec_arguments(client))
+    return (*SUPEREXEC, *superexec_arguments(client))
 
 
 def superexec_arguments(client: Client) -> tuple[str, ...]:

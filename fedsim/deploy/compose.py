@@ -86,7 +86,7 @@ def _superexec(server: Server) -> Service:
     return _beside(
         f"fedsim-server:{fedsim.__version__}",
         {"superlink": "service_healthy"},
-        entrypoint=["flower-superexec"],
+        entrypoint=["python", "-I", "-m", "fedsim.deploy.superexec"],
         command=list(superexec_arguments(server)),
         volumes=[_mount("server", "/server")],
     )

@@ -24,7 +24,7 @@ from fedsim.deploy.layout import Client, Server, open_client, open_server
 from fedsim.deploy.processes import find, listens
 from fedsim.errors import FedsimError
 
-PRIVATE = ("ca/ca.key", "server.key", "superexec.secret", "key", "ledger.sqlite")
+PRIVATE = ("ca/ca.key", "server.key", "signing.key", "superexec.secret", "key", "ledger.sqlite")
 CLOCK = 5.0
 """Flower refuses a client whose clock is so many seconds ahead (or 305 behind)."""
 
@@ -117,7 +117,7 @@ def _client(client: Client) -> Iterator[Finding]:
     from fedsim.federation.policy import load_policy
     from fedsim.privacy.ledger import Ledger
 
-    for foreign in ("ca.key", "ca/ca.key", "server.key"):
+    for foreign in ("ca.key", "ca/ca.key", "server.key", "signing.key"):
         if (client.path / foreign).exists():
             yield Finding("wrong", foreign, "does not belong on a client's machine", "delete it here")
     try:

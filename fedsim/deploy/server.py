@@ -11,7 +11,7 @@ import logging
 
 from fedsim.deploy import certificates, nodes
 from fedsim.deploy.layout import Server, replace_file
-from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
+from fedsim.deploy.processes import SUPEREXEC, Program, environment, find, listens, superexec, together
 from fedsim.deploy.templates import flower_config, nginx
 from fedsim.errors import DeployError
 
@@ -82,7 +82,7 @@ def superlink_arguments(server: Server) -> tuple[str, ...]:
 
 def superexec_command(server: Server) -> tuple[str, ...]:
     """The SuperExec, which starts the ServerApp of a run."""
-    return (find("flower-superexec", "install fedsim in this environment"), *superexec_arguments(server))
+    return (*SUPEREXEC, *superexec_arguments(server))
 
 
 def superexec_arguments(server: Server) -> tuple[str, ...]:
