@@ -296,7 +296,7 @@ def test_a_folder_of_an_earlier_fedsim_is_told_how_to_know_its_server(folder: Pa
     opened, own = open_server(folder), open_client(folder / "client-1")
     for file in (opened.path / "signing.key", opened.path / "server.pub", own.path / "server.pub"):
         file.unlink()
-    with pytest.raises(DeployError, match="by which this client knows its server's messages; copy server.pub"):
+    with pytest.raises(DeployError, match=r"by which this client knows its server's messages; copy server\.pub"):
         client.node_configuration(own, None, None)
     server.prepare(opened)
     key = (opened.path / "signing.key").read_bytes()
