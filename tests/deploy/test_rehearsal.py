@@ -70,7 +70,7 @@ def test_the_server_evaluates_on_all_of_its_rows(files: Path, capsys: pytest.Cap
     ("policy", "more", "words"),
     [
         ("", ["--set", "defence.example_dp.noise_multiplier=0.1"], "noise multiplier for the unit example is 0.1"),
-        ("largest_epsilon_a_run: 1.0\n", [], "refuses round 4 of 10: largest_epsilon_a_run is 1"),
+        ("largest_epsilon_a_run: 1.0\n", [], "refuses round 3 of 10: largest_epsilon_a_run is 1"),
         ("smallest_examples: 600\n", ["--rows", "599"], "does not hold as many"),
         ("models: [logistic]\n", [], "model mlp is not among logistic"),
         ("largest_message: 100\n", [], "bytes, at most 100 are allowed"),
