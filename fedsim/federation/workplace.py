@@ -59,10 +59,14 @@ _WHY_NAMES = (
 )
 
 
-def check_own_file(file: Path) -> None:
-    """Refuse, before a client connects, a file that it could not train on: in a round that would tell of its rows."""
-    if file.suffix == ".npz":
-        _all_rows(load_dataset(NpzData(source="npz", path=str(file.absolute())), 0), file)
+def check_own_file(file: Path) -> int | None:
+    """Refuse, before a client connects, a file that it could not train on: in a round that would tell of its rows.
+
+    The number of rows that it trains on, where that is known before a scenario is.
+    """
+    if file.suffix != ".npz":
+        return None
+    return len(_all_rows(load_dataset(NpzData(source="npz", path=str(file.absolute())), 0), file).x_train)
 
 
 def _all_rows(dataset: Dataset, file: Path) -> Dataset:
