@@ -8,6 +8,7 @@ takes long to import (torch, flwr) is imported by the command that needs it.
 from __future__ import annotations
 
 import errno
+import inspect
 import re
 import shlex
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 import click
 import typer
@@ -53,6 +54,23 @@ INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 
 
+def command() -> click.Group:
+    """The program as a click command, with the help of arguments, which typer 0.20 loses with click 8.4 and later."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    for child in _leaves(root):
+        hints = get_type_hints(inspect.unwrap(child.callback), include_extras=True) if child.callback else {}
+        for parameter in child.params:
+            if isinstance(parameter, typer.core.TyperArgument):
+                parameter.help = hints[str(parameter.name)].__metadata__[0].help
+    return root
+
+
+def _leaves(group: click.Group) -> Iterator[click.Command]:
+    for child in group.commands.values():
+        yield from _leaves(child) if isinstance(child, click.Group) else [child]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -64,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     try:
         with _terminated_as_interrupted():
-            result = app(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
+            result = command().main(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
         if result == INTERRUPTED:  # typer's answer to Ctrl-C, without a word
             return run_command.fail("interrupted", INTERRUPTED)
         return result if isinstance(result, int) else 0
