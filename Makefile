@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion calibrate clean help
+.PHONY: demo test test-slow test-hub test-deploy faults lint docs bench bench-inversion calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test-deploy  a real federation in network namespaces (root; installs nginx, iproute2, openssh)"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       build the documentation into build/site; a warning is an error"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
 	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (five CPU minutes)"
@@ -65,6 +66,11 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed
+	$(BIN)/pip install -qq -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/simulation.py
