@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy faults lint docs bench bench-inversion calibrate clean help
+.PHONY: demo test test-slow test-hub test-deploy test-docs faults lint docs bench bench-inversion calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test-slow  run the tests that take longer"
 	@echo "make test-hub   run the tests of data with the extra hub, against a hub on this machine"
 	@echo "make test-deploy  a real federation in network namespaces (root; installs nginx, iproute2, openssh)"
+	@echo "make test-docs  run every command and snippet of the tutorials and how-to pages"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into build/site; a warning is an error"
@@ -39,7 +40,7 @@ demo: .venv/installed
 	$(BIN)/fedsim run quickstart
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy and not docs" -n 2
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
@@ -47,7 +48,7 @@ test-slow: .venv/installed
 # Apart from `make test`, so that everything else is tested without the packages that the extra brings.
 test-hub: .venv/installed
 	$(BIN)/pip install -qq -c constraints.txt -e ".[dev,hub]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy" -n 2 tests/data
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy and not docs" -n 2 tests/data
 
 # Where packages cannot be installed or namespaces are not allowed, the tests skip and say why.
 test-deploy: .venv/installed
@@ -56,6 +57,9 @@ test-deploy: .venv/installed
 	    (apt-get update -qq && apt-get install -y -qq iproute2 nginx-light openssh-client) >/dev/null 2>&1 \
 	    || echo "packages could not be installed: the tests that need them will skip"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m deploy tests/deploy
+
+test-docs: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m docs tests/docs -n 2
 
 # Bad replies, too few replies, full disks, killed processes: what was expected of each, and what happened.
 faults: .venv/installed
