@@ -42,15 +42,15 @@ def stranger(
     public_labels: Tensor | None,
     found: Tensor,
     eta: float,
-) -> tuple[Baseline, list[bool]]:
-    """The stranger's guess for every original: one for all, or one for each label where the labels were granted."""
+) -> tuple[Baseline, Tensor]:
+    """How a stranger fares, and its guess for every original: one for all, or one a label where labels were granted."""
     by_label = granted is not None and public_labels is not None and granted.dim() == 1
     guesses = stick.guess(public).expand_as(truth).clone()
     if by_label and granted is not None and public_labels is not None:
         for label in granted.unique():
             if (public_labels == label).any():
                 guesses[granted == label] = stick.guess(public[public_labels == label])
-    guessed = [bool(stick.distance(g[None], t[None]) <= eta) for g, t in zip(guesses, truth, strict=True)]
+    guessed = [within(stick, guess, original, eta) for guess, original in zip(guesses, truth, strict=True)]
     metrics = pair_metrics(stick, guesses, truth, [(i, i) for i in range(len(truth))])
     usable = found[torch.isfinite(found.flatten(1)).all(1)] if len(found) else found
     what = "the mean" if stick.cells is None else "the most frequent value, or the median, of each place"
@@ -69,7 +69,12 @@ def stranger(
         chance=_chance(parts, stick.distance, usable, public, eta),
         blind_exact=_easiest(parts, apart, limit, None),
         chance_exact=_chance(parts, apart, usable, public, limit),
-    ), guessed
+    ), guesses
+
+
+def within(stick: Yardstick, one: Tensor, other: Tensor, eta: float) -> bool:
+    """Whether two examples are within η of each other."""
+    return bool(stick.distance(one[None], other[None]) <= eta)
 
 
 def _easiest(parts: list[tuple[Tensor, int]], distance: Distance, eta: float, doubled: Distance | None) -> Kappa:
