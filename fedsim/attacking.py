@@ -236,6 +236,8 @@ def _entry(
         "certified": int(result.certified.sum()) if result.certified is not None else None,
         "label_counts": result.label_counts.tolist() if result.label_counts is not None else None,
         "notes": list(result.notes),
+        "tried": list(result.tried),
+        "untried": list(result.untried),
         "score": measured.to_dict() if measured is not None else None,
     }
 

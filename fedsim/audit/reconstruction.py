@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge, Reconstruction
 from fedsim.audit.bounds import Kappa
-from fedsim.audit.scores.baseline import Baseline, stranger, within
+from fedsim.audit.scores.baseline import Baseline, best_guesses, stranger, within
 from fedsim.audit.scores.comparison import Comparison, Outcome, compare, together
 from fedsim.audit.scores.grades import GRADES, Grade, Shown, shown_by
 from fedsim.audit.scores.pairing import (
@@ -218,10 +218,11 @@ def score(
         baseline, guesses = stranger(stick, truth, granted, stick.prepare(public), public_labels, found, eta)
         guessed = [within(stick, guess, original, eta) for guess, original in zip(guesses, truth, strict=True)]
     rivals = torch.cat([stick.prepare(rows) for rows in gallery]) if gallery else truth[:0]
-    second = None
+    second = by_class = None
     if knowledge.kind == "image" and public is not None and prior_labels is not None and len(found):
-        second = reader(stick.prepare(public), prior_labels[: len(public)])
-    shown = shown_by(stick, found, truth, pairs, labels, rivals, guesses, second)
+        seen, known = stick.prepare(public), prior_labels[: len(public)]
+        second, by_class = reader(seen, known), best_guesses(stick, truth, labels, seen, known)
+    shown = shown_by(stick, found, truth, pairs, labels, rivals, guesses, second, by_class)
     items = _items(reconstruction, labels, assignment, metrics, near, same, guessed, shown)
     certain = certain_pairs(stick, found, truth, pairs)
     sure = [place in certain for place, item in enumerate(items) if item.certified]

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
+from fedsim.report.attack_answers import graded_total, leak_of, standing_of, tried_by
 from fedsim.report.attack_files import total_right
 from fedsim.report.audit_files import FILE as AUDIT_FILE
 from fedsim.report.audit_files import Audit, read_audit_file
@@ -26,6 +27,7 @@ from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
 from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
+from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
 
 # The only script: a button that swaps the themes. The page is complete without it.
 THEME_SCRIPT = """
@@ -102,7 +104,8 @@ def render(page: Page) -> str:
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
-    return (*first, *_reconstructed(run), *_claims(run), *audit_facts(run.audits))
+    leak: Leak = max((leak_of(files) for files in run.attacks), key=LEAKS.index, default="unknown")
+    return (*first, *_crafted(run), *_reconstructed(run), *_claims(run, leak), *audit_facts(run.audits, leak))
 
 
 def status(run: RunFiles) -> str:
@@ -131,7 +134,7 @@ def _rounds(run: RunFiles) -> Fact:
     planned = run.scenario.rounds
     name = {"fedavg": "FedAvg", "fedsgd": "FedSGD"}[run.scenario.strategy.name]
     if run.rounds_done < planned:
-        return Fact("Rounds", f"{run.rounds_done:,} of {planned:,}", f"{name}, not ended", alarming=True)
+        return Fact("Rounds", f"{run.rounds_done:,} of {planned:,}", f"{name}, not ended", tone="amber")
     return Fact("Rounds", f"{planned:,}", f"of {name}")
 
 
@@ -150,36 +153,52 @@ def _seen(run: RunFiles) -> Fact:
     return Fact("The server saw", counted(len(run.received), noun), f"{how}; {failures}")
 
 
-def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
-    """What the most successful attack got, where the truth is known."""
-    totals = [(total_right(files), files) for files in run.attacks if files.scores]
-    if not totals:
+def _crafted(run: RunFiles) -> tuple[Fact, ...]:
+    """That the server attacked its clients by the weights that it sent, where it did."""
+    active = run.scenario.adversary.active
+    if active is None:
         return ()
-    right, best = max(totals, key=lambda pair: (pair[0].share, pair[0].right))
-    noun = {"image": "pictures", "table": "rows", "text": "texts"}[best.document.kind]
-    note, anchor = f"{noun}, by the attack {best.title}", f"attack-{run.attacks.index(best) + 1}"
-    value = f"{right.right:,} of {right.of:,}"
-    return (Fact("Reconstructed", value, note, wide=True, alarming=right.right > 0, anchor=anchor),)
+    whom = "" if active.clients == "all" else f" to {words.numbered('client', active.clients)}"
+    rounds = words.numbered("round", active.rounds)
+    note = (
+        f"in {rounds}{whom}, made to leak what a client trains on ({active.kind}): this server is active, and not only"
+        " curious. What is found here says nothing about a server that sends honest weights."
+    )
+    return (Fact("The server", "sends crafted weights", note, wide=True, tone="red", anchor="server"),)
 
 
-def _claims(run: RunFiles) -> tuple[Fact, ...]:
+def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
+    """What the most successful attack found; what could not be scored is said where nothing else was found."""
+    if not run.attacks:
+        return ()
+    best = max(run.attacks, key=lambda files: (LEAKS.index(leak_of(files)), total_right(files).share))
+    anchor, colour = f"attack-{run.attacks.index(best) + 1}", tone(standing_of(best))
+    note = f"by {best.title}; {tried_by(run.attacks)}"
+    return (Fact("Attacks", graded_total(best), note, wide=True, tone=colour, anchor=anchor),)
+
+
+def _claims(run: RunFiles, leak: Leak) -> tuple[Fact, ...]:
     """Each claim, in full; of a run that has not ended, what was spent so far."""
     spent = run.rounds[-1].privacy if run.rounds else ()
     claims: tuple[PrivacyClaim, ...] | tuple[Spent, ...] = run.claims if run.finished else spent
     label = "Privacy claim" if run.finished else f"Privacy spent so far, after round {run.rounds_done}"
     if claims:
-        return tuple(_claim(claim, label) for claim in claims)
+        return tuple(_claim(claim, label, run.audits, leak) for claim in claims)
+    colour = tone(Standing("anything", leak=leak))
     if promises_noise(run) and not run.finished:
-        return (Fact("Privacy claim", "not yet", "nothing has been accounted for yet", wide=True),)
+        return (Fact("Privacy claim", "not yet", "nothing has been accounted for yet", wide=True, tone="grey"),)
     head, _, tail = no_claim(run).partition(": ")
-    return (Fact("Privacy", head, tail, wide=True, alarming=True),)
+    return (Fact("Privacy", head, tail, wide=True, tone=colour),)
 
 
-def _claim(claim: Spent | PrivacyClaim, label: str) -> Fact:
+def _claim(claim: Spent | PrivacyClaim, label: str, audits: Sequence[Audit], leak: Leak) -> Fact:
+    standing = Standing(allowed_by(claim), tested_by(audits, claim), leak)
     if math.isinf(claim.epsilon):
         against = f" against {claim.observer}" if claim.observer else ""
-        return Fact("Privacy", "no privacy claim", f"for a single {claim.unit}{against}", wide=True, alarming=True)
-    return Fact(label, f"ε ≤ {words.epsilon(claim.epsilon)}", full_claim(claim), wide=True)
+        note = f"for a single {claim.unit}{against}"
+        return Fact("Privacy", "no privacy claim", note, wide=True, tone=tone(standing))
+    note = f"{full_claim(claim)}. {allowance(claim)}. {tested_in_words(standing)}"
+    return Fact(label, f"ε ≤ {words.epsilon(claim.epsilon)}", note, wide=True, tone=tone(standing))
 
 
 def _inks() -> str:

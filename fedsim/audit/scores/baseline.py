@@ -45,11 +45,7 @@ def stranger(
 ) -> tuple[Baseline, Tensor]:
     """How a stranger fares, and its guess for every original: one for all, or one a label where labels were granted."""
     by_label = granted is not None and public_labels is not None and granted.dim() == 1
-    guesses = stick.guess(public).expand_as(truth).clone()
-    if by_label and granted is not None and public_labels is not None:
-        for label in granted.unique():
-            if (public_labels == label).any():
-                guesses[granted == label] = stick.guess(public[public_labels == label])
+    guesses = best_guesses(stick, truth, granted, public, public_labels)
     guessed = [within(stick, guess, original, eta) for guess, original in zip(guesses, truth, strict=True)]
     metrics = pair_metrics(stick, guesses, truth, [(i, i) for i in range(len(truth))])
     usable = found[torch.isfinite(found.flatten(1)).all(1)] if len(found) else found
@@ -70,6 +66,18 @@ def stranger(
         blind_exact=_easiest(parts, apart, limit, None),
         chance_exact=_chance(parts, apart, usable, public, limit),
     ), guesses
+
+
+def best_guesses(
+    stick: Yardstick, truth: Tensor, labels: Tensor | None, public: Tensor, public_labels: Tensor | None
+) -> Tensor:
+    """The best guess for every original: one for all, or one for each label (n,) where they are known."""
+    guesses = stick.guess(public).expand_as(truth).clone()
+    if labels is not None and public_labels is not None and labels.dim() == 1:
+        for label in labels.unique():
+            if (public_labels == label).any():
+                guesses[labels == label] = stick.guess(public[public_labels == label])
+    return guesses
 
 
 def within(stick: Yardstick, one: Tensor, other: Tensor, eta: float) -> bool:

@@ -5,8 +5,9 @@
 |--------------|--------------------------------------------------------------------------------------------------|
 | exact        | every pixel within half a grey level; every cell, every token the same                            |
 | near         | within η of its original: 20 dB, or at most one cell or token of ten wrong                        |
-| recognisable | it singles its original out: nearer to it than to every other example of a gallery of public and   |
-|              | private examples (top-1 retrieval)                                                               |
+| recognisable | nearer to its original than to every other example of a gallery of public and private examples    |
+|              | (top-1 retrieval); or a second model reads the true class from it, and it is clearly nearer than   |
+|              | the best guess of somebody who knows the class: a mean of two sevens of the batch is a seven       |
 | better       | clearly nearer to its original than a stranger's best guess is (`MARGIN`)                         |
 | nothing      | none of these                                                                                    |
 
@@ -55,19 +56,26 @@ def shown_by(
     others: Tensor,
     guesses: Tensor | None,
     second: Reader | None,
+    class_guesses: Tensor | None,
 ) -> Shown:
-    """What the paired items show, by retrieval among `others`, a stranger's guesses, and a second model."""
+    """What the paired items show: by retrieval among `others`, by a stranger's guesses, by a second model.
+
+    `class_guesses` are the guesses of a stranger who knows the class of each original.
+    """
     enough = len(others) >= LEAST_GALLERY
-    asked = second is not None and second.reliable and labels.dim() == 1
+    alone = singled_out(stick, found, truth, pairs, others) if enough else None
+    read = None
+    if second is not None and second.reliable and labels.dim() == 1:
+        read = {item for item, original in pairs if second.read(found[item][None])[0] == labels[original]}
+    if alone is not None and read is not None and class_guesses is not None:
+        alone |= read & better_than_guess(stick, found, truth, pairs, class_guesses)
     return Shown(
-        recognisable=singled_out(stick, found, truth, pairs, others) if enough else None,
+        recognisable=alone,
         better=None if guesses is None else better_than_guess(stick, found, truth, pairs, guesses),
-        class_read={item for item, original in pairs if second.read(found[item][None])[0] == labels[original]}
-        if asked and second is not None
-        else None,
+        class_read=read,
         gallery=len(others) + len(truth) - 1 if enough else 0,
         luck=luck(len(truth), len(others)),
-        reader_accuracy=second.accuracy if asked and second is not None else None,
+        reader_accuracy=None if read is None or second is None else second.accuracy,
     )
 
 
