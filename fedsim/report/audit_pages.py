@@ -86,7 +86,8 @@ def _fact(judged: list[tuple[Audit, Verdict]], leak: Leak, places: Mapping[int, 
     audit, verdict = min(judged, key=lambda pair: _TELLING.index(pair[1].status))
     others = Counter(other.status for _, other in judged if other is not verdict)
     also = "".join(f"; {counted(times, 'other audit')} {status}" for status, times in others.items())
-    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}. {allowance(verdict.claim)}."
+    weak = "" if outcome(audit) == verdict.status else ". Its adversary is an ordinary one: no evidence for the claim"
+    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}{weak}. {allowance(verdict.claim)}."
     return Fact(
         "Audit of the claim", verdict.status, note, wide=True, tone=_tone(audit, leak), anchor=places[id(audit)]
     )

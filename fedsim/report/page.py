@@ -14,6 +14,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+import fedsim
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
@@ -29,14 +30,22 @@ from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
 from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
 
-# The only script: a button that swaps the themes. The page is complete without it.
-THEME_SCRIPT = """
+# The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold, as the same
+# run must be the same bytes. The page is complete without it.
+SCRIPT = """
 const button = document.getElementById("theme");
 const dark = () => getComputedStyle(document.documentElement).colorScheme === "dark" ||
   (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
 button.hidden = false;
 button.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; });
+const printed = document.head.appendChild(document.createElement("style"));
+addEventListener("beforeprint", () => {
+  printed.textContent = `@page { @top-right { content: "printed ${new Date().toISOString().slice(0, 10)}" } }`;
+});
 """
+
+MOST_COLUMNS = 9
+"""Of a table that fits a printed sheet; of a wider one each row is printed as a list of named cells."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class Page:
     sections: tuple[Section, ...]
     question: str = ""
     status: str = ""
+    source: str = ""
+    """The file that the page is about, and whose hash is on every printed sheet."""
+    fingerprint: str = ""
+    version: str = fedsim.__version__
 
 
 def write_report(folder: Path) -> Path:
@@ -75,7 +88,9 @@ def holds_only_audits(folder: Path) -> bool:
 
 def page_of(run: RunFiles) -> Page:
     """The report of a run."""
-    return Page(run.scenario.name, facts(run), sections_of(run), run.scenario.question, status(run))
+    digest = hashlib.sha256(run.scenario_text.encode()).hexdigest()
+    name, question = run.scenario.name, run.scenario.question
+    return Page(name, facts(run), sections_of(run), question, status(run), "scenario.yaml", digest)
 
 
 def page_of_audits(audits: Sequence[Audit]) -> Page:
@@ -95,9 +110,10 @@ def render(page: Page) -> str:
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,
-        style=Markup(_inks() + here.joinpath("style.css").read_text(encoding="utf-8")),
-        script=Markup(THEME_SCRIPT),
-        script_hash=base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode(),
+        most_columns=MOST_COLUMNS,
+        style=Markup(_inks() + here.joinpath("style.css").read_text(encoding="utf-8") + _sheet(page)),
+        script=Markup(SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
 
 
@@ -206,6 +222,25 @@ def _inks() -> str:
     light = "".join(f"--{name}:{light};" for name, (light, _) in INKS.items())
     both = "".join(f"--{name}:light-dark({light},{dark});" for name, (light, dark) in INKS.items())
     return f":root{{{light}}}\n@supports (color:light-dark(#000,#fff)){{:root{{color-scheme:light dark;{both}}}}}\n"
+
+
+def _sheet(page: Page) -> str:
+    """What stands on the margins of every printed sheet: what it is a report of, by which version, and its number."""
+    about = f"fedsim {page.version}"
+    if page.fingerprint:
+        about += f" · {page.source} sha256 {page.fingerprint[:16]}"
+    margins = {
+        "top-left": _css_string(f"{page.name} · fedsim report"),
+        "bottom-left": _css_string(about),
+        "bottom-right": '"page " counter(page) " of " counter(pages)',
+    }
+    boxes = " ".join(f"@{place} {{ content: {content} }}" for place, content in margins.items())
+    return f"@page {{ margin: 18mm 15mm; font: 8pt sans-serif; {boxes} }}\n"
+
+
+def _css_string(text: str) -> str:
+    """A CSS string in which nothing of the text can end the string, or the style."""
+    return '"' + "".join(c if c.isalnum() or c in " -_.·" else f"\\{ord(c):x} " for c in text) + '"'
 
 
 def _write(path: Path, text: str) -> None:
