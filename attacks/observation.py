@@ -130,6 +130,10 @@ class Reconstruction:
     """(classes,) how many examples of each class the attacker counts, where it counts them."""
     notes: tuple[str, ...] = ()
     """What a reader should know: which route was taken, why something was not possible."""
+    tried: tuple[str, ...] = ()
+    """The attacks that were played, where one chooses among others; empty: this one alone."""
+    untried: tuple[str, ...] = ()
+    """Those that it chose among and did not play, each with the reason."""
 
 
 def check_observation(observation: Observation, knowledge: Knowledge) -> None:

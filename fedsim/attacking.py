@@ -26,7 +26,7 @@ from torch import Tensor
 from fedsim.attacks import attack_named
 from fedsim.attacks.evidence import knowledge_of, knowledge_table, observations, with_labels
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction
-from fedsim.audit.reconstruction import ReconstructionScore, score
+from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, score
 from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError, RunError
@@ -224,6 +224,7 @@ def _entry(
             claims=battle.run.claims,
             prior=dataset.x_test,
             prior_labels=dataset.y_test,
+            others=_other_rows(dataset.x_train, rows),
             clients=observation.clients,
             client=observation.client,
         )
@@ -235,8 +236,17 @@ def _entry(
         "certified": int(result.certified.sum()) if result.certified is not None else None,
         "label_counts": result.label_counts.tolist() if result.label_counts is not None else None,
         "notes": list(result.notes),
+        "tried": list(result.tried),
+        "untried": list(result.untried),
         "score": measured.to_dict() if measured is not None else None,
     }
+
+
+def _other_rows(x_train: Tensor, rows: Tensor) -> Tensor:
+    """The first training rows that an update was not computed from, as many as scoring looks at."""
+    others = torch.ones(len(x_train), dtype=torch.bool)
+    others[rows] = False
+    return x_train[others.nonzero().flatten()[:MOST_PRIOR_ROWS]]
 
 
 def batched(cases: Sequence[Case], size: int) -> Iterator[Sequence[Case]]:

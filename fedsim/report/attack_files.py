@@ -36,6 +36,8 @@ class AttackedUpdate(_Object):
     certified: int | None = None
     label_counts: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     error: str | None = None
     score: dict[str, Any] | None = None
 

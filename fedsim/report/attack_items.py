@@ -132,19 +132,20 @@ def _metrics(score: ItemScore) -> list[str]:
     metrics = score.metrics
     if score.original < 0:
         return ["is nobody's"]
+    grade = {"better": ["better than a guess"], "nothing": []}.get(score.grade, [score.grade])
     if "psnr" in metrics:
         ssim = [f"SSIM {metrics['ssim']:.2f}"] if "ssim" in metrics else []
         high = f"{HIGHEST_PSNR:.0f} dB or more" if metrics["psnr"] >= HIGHEST_PSNR else f"{metrics['psnr']:.1f} dB"
-        return [high, *ssim, *(["exact"] if score.exact else [])]
+        return [high, *ssim, *grade]
     name = "cells" if "cells_right" in metrics else "tokens"
-    return [f"{100 * metrics[f'{name}_right']:.0f}% of the {name} right", *(["exact"] if score.exact else [])]
+    return [f"{100 * metrics[f'{name}_right']:.0f}% of the {name} right", *grade]
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 
 def _picture(item: Item) -> Picture:
-    right = item.score.right if item.score is not None else (False if item.found is None else None)
+    right = item.score.grade != "nothing" if item.score is not None else (False if item.found is None else None)
     return Picture(
         original=None if item.original is None else png_link(item.original),
         found=None if item.found is None else png_link(item.found),
