@@ -72,7 +72,7 @@ class GameAudit(_Audit):
     """What an adversary of flesh and blood achieves, beside what the claim allows."""
     game: GameName = "MI"
     """Which one; `fedsim.audit.games` describes all of them."""
-    trials: int = Field(400, ge=20)
+    trials: int = Field(500, ge=20)
     """How often it is played."""
 
 

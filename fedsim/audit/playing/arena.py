@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedsim.errors import AuditError
+from fedsim.errors import AuditError, counted
 from fedsim.federation.client import local_work
 from fedsim.federation.plan import Plan, plan
 from fedsim.privacy import SERVER, PrivacyClaim
@@ -68,6 +68,15 @@ class Arena:
             planned.model, planned.layout, planned.start, x, y, data.classes, rows, work,
             found[0] if found else None, data.groups, data.kind == "text", seed,
         )  # fmt: skip
+
+    @property
+    def scope(self) -> str:
+        """What a game in this arena leaves out of a federation."""
+        return (
+            f"Played is the training of one client by itself ({counted(self.rows, 'row')},"
+            f" {counted(int(self.work.steps or 1), 'step')}), not the federation: other clients, averaging, secure"
+            " aggregation and noise for whole clients are left out."
+        )
 
     def train(self, members: list[Rows], first: int = 0) -> Tensor:
         """(K, P): the final weights of replicas that are trained on these rows, the k-th with randomness first + k."""
