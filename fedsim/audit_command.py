@@ -53,13 +53,14 @@ def audit_function(
 def _keep(
     found: Mapping[str, Any], count: Count | None, options: Mapping[str, Any], out: Path, no_report: bool
 ) -> Path | None:
-    """Write audit.json, as of a run, and the report to a new folder; the path of the report."""
+    """Write the result, as that of a run, and the report to a new folder; the path of the report."""
     from fedsim.audit.blackbox.tier_b import numbers_of
-    from fedsim.auditing import write_audits
+    from fedsim.audit.results import write_audit
 
     out.mkdir(parents=True, exist_ok=True)
     numbers = {} if count is None else numbers_of(count)
-    write_audits(out, found["target"], [{"kind": "mechanism", "settings": dict(options), **found, "numbers": numbers}])
+    result = {"kind": "mechanism", "settings": dict(options), **found, "numbers": numbers}
+    write_audit(out, found["target"], "mechanism", result)
     if no_report:
         return None
     from fedsim.report import write_report
@@ -111,16 +112,17 @@ def _override(audits: Sequence[str]) -> str:
 
 
 def audit(run: Run, audits: Sequence[str], quiet: bool) -> list[dict[str, Any]]:
-    """Play audits on the scenario of a run; what is in its audit.json then."""
+    """Play audits on the scenario of a run; what they found."""
+    from fedsim.audit.results import read_audit
     from fedsim.audit_screen import showing_audits
-    from fedsim.auditing import audit_run, read_audits
+    from fedsim.auditing import audit_run
     from fedsim.scenario_file import load_scenario
 
     scenario = load_scenario(run.path / "scenario.yaml", [_override(audits)] if audits else [])
     how = f"audit it again with `fedsim audit {run.path}`"
     with interruptible(how), showing_audits(quiet=quiet) as progress:
-        audit_run(run, scenario, progress=progress)
-    return read_audits(run.path)
+        files = audit_run(run, scenario, progress=progress)
+    return [result for file in files for result in read_audit(file)]
 
 
 def show(run: Run, audits: Sequence[Mapping[str, Any]], report: Path | None, as_json: bool) -> None:
