@@ -15,7 +15,7 @@ from typing import Any
 from fedsim.audit.results import check_room, write_audit
 from fedsim.errors import AuditError
 from fedsim.federation.client import local_work
-from fedsim.federation.plan import Plan
+from fedsim.federation.plan import Plan, plan
 from fedsim.federation.run import Run
 from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.scenario import (
@@ -27,6 +27,10 @@ from fedsim.scenario import (
     Scenario,
     TranscriptAudit,
 )
+
+_LANGUAGE_GAMES: Sequence[AuditSection] = (GameAudit(kind="game", game="RC-Targ"),)
+_GAMES: Sequence[AuditSection] = (GameAudit(kind="game", game="MI"), GameAudit(kind="game", game="DPD"))
+"""What an ordinary adversary sees of an ordinary row, and all that there is to be seen of the worst one."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def check_audits(planned: Plan, audits: Sequence[AuditSection]) -> None:
     """An AuditError for what cannot be audited in a scenario, before it is run."""
     from fedsim.audit.evidence.clients import client_canaries
     from fedsim.audit.evidence.federated import audited_claim, audited_clients, example_canaries
+    from fedsim.audit.playing.arena import Arena
 
     for section in audits:
         try:
@@ -98,20 +103,27 @@ def check_audits(planned: Plan, audits: Sequence[AuditSection]) -> None:
             elif isinstance(section, TranscriptAudit):
                 work = local_work(planned.scenario, planned.noise.example or 0.0)
                 audited_clients(planned, audited_claim(planned, "example"), work)
+            elif isinstance(section, GameAudit):
+                Arena.of(planned.scenario, 0).check(section.game)
         except AuditError as error:
-            raise AuditError(f"audit {section.kind}: {error}") from error
+            name = section.game if isinstance(section, GameAudit) else section.kind
+            raise AuditError(f"audit {name}: {error}") from error
 
 
 def fitting_audits(scenario: Scenario) -> Sequence[AuditSection]:
-    """What a scenario without audits of its own is audited by: canaries where they can be, else a game."""
-    defence, found = scenario.defence, []
-    one_step = scenario.strategy.name == "fedsgd" or scenario.client.steps == 1
-    if defence.example_dp is not None and defence.example_dp.batches == "poisson" and one_step:
-        found.append(ExampleCanaries(kind="example-canaries"))
-    fixed = defence.client_dp is not None and defence.client_dp.adaptive is None
-    if fixed and defence.client_dp is not None and defence.client_dp.noise == "gaussian":
-        return (*found, ClientCanaries(kind="client-canaries"))
-    return found or (GameAudit(kind="game", game="RC-Targ" if scenario.is_text else "MI"),)
+    """What a scenario without audits of its own is audited by: canaries where there can be, else games."""
+    canaries: list[AuditSection] = [ExampleCanaries(kind="example-canaries"), ClientCanaries(kind="client-canaries")]
+    games = _LANGUAGE_GAMES if scenario.is_text else _GAMES
+    planned = plan(scenario)
+    return [one for one in canaries if _fits(planned, one)] or [one for one in games if _fits(planned, one)] or games
+
+
+def _fits(planned: Plan, section: AuditSection) -> bool:
+    try:
+        check_audits(planned, [section])
+    except AuditError:
+        return False
+    return True
 
 
 def _play(

@@ -47,7 +47,8 @@ class ExampleCanaries(_Canaries):
 class ClientCanaries(_Canaries):
     """Clients that send the largest update that clipping allows, in one run (after Andrew et al. 2023).
 
-    Needs defence.client_dp with Gaussian noise. `canaries` is for the whole population; null: a quarter of it.
+    Needs defence.client_dp with Gaussian noise. `canaries` is for the whole population; null: a quarter of it,
+    or fewer where fewer clients take part, or the model has room for fewer.
     """
 
     kind: Literal["client-canaries"]

@@ -13,7 +13,7 @@ The trials must be independent of each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -44,6 +44,11 @@ class Interval:
         """Ready for JSON."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, float]) -> Interval:
+        """What `to_dict` wrote."""
+        return cls(fields["value"], fields["low"], fields["high"])
+
     def __str__(self) -> str:
         return f"{self.value:.3f} ({_down(self.low)} to {_up(self.high)})"
 
@@ -63,6 +68,12 @@ class RateAt:
         """Ready for JSON."""
         ends = {name: found and found.to_dict() for name, found in (("hits", self.hits), ("alarms", self.alarms))}
         return {"at": self.at, **ends, "needed": self.needed}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> RateAt:
+        """What `to_dict` wrote."""
+        hits, alarms = (fields[name] and Interval.from_dict(fields[name]) for name in ("hits", "alarms"))
+        return cls(fields["at"], hits, alarms, fields["needed"])
 
     def sentence(self) -> str:
         """For people."""

@@ -29,7 +29,7 @@ from fedsim.audit.verdict import Claim, Verdict, decide
 from fedsim.errors import AuditError
 from fedsim.privacy.claim import Adjacency
 from fedsim.privacy.rounding import rounded_up
-from fedsim.scenario import LANGUAGE_GAMES, GameName, Scenario
+from fedsim.scenario import GameName, Scenario
 
 Bits = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
@@ -77,9 +77,7 @@ def play(game: Game | str, scenario: Scenario | Arena, trials: int = TRIALS, see
     if trials < 20:
         raise AuditError(f"trials is {trials}; a game is played at least 20 times")
     arena = scenario if isinstance(scenario, Arena) else Arena.of(scenario, seed)
-    if arena.text != (chosen.name in LANGUAGE_GAMES):
-        mine, other = ("text", "MI") if chosen.name in LANGUAGE_GAMES else ("images and tables", "RC-Targ")
-        raise AuditError(f"game {chosen.name} is played with {mine}, which this data is not; play {other}")
+    arena.check(chosen.name)
     played = PLAYERS[chosen.name](arena, trials)
     return Trials(chosen, **played._asdict(), looks_at=LOOKS_AT[chosen.name], scope=arena.scope)
 

@@ -12,7 +12,6 @@ from fedsim.audit.evidence.canaries import MarkedData
 from fedsim.audit.evidence.federated import log_likelihood_ratio
 from fedsim.audit.playing.arena import Arena
 from fedsim.audit.playing.shadows import Played, coins, draw
-from fedsim.errors import AuditError
 from fedsim.randomness import ClientRandomness
 from fedsim.training import train_cohort
 
@@ -41,9 +40,8 @@ def distinguish(arena: Arena, trials: int) -> Played:
     score is the log-likelihood ratio of all steps, which no other score of the claimed releases outdoes. What their sum
     shows, which is what the final weights have, is scored beside it: the adversary of MI-Adv, on the same trials.
     """
-    work, claim = arena.work, arena.claim
-    if work.example_dp is None or work.example_dp.batches != "poisson" or claim is None or not claim.finite:
-        raise AuditError("game DPD sees every step of DP-SGD with Poisson batches; set defence.example_dp, or play MI")
+    work = arena.work
+    assert work.example_dp is not None  # see Arena.check
     rate = Fraction(work.batch(arena.rows), arena.rows)
     batch, rows = rate.numerator, rate.denominator
     step = replace(work, kind="fedsgd", batch_size=batch, steps=None)
