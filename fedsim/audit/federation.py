@@ -82,6 +82,7 @@ def judge(evidence: Evidence, confidence: float = 0.95, guess_share: float = GUE
     further, error = _further(claim), (1 - confidence) / _TESTS
     power = _power(evidence, error, further)
     status: Status = "violated" if p_value <= 1 - confidence else "consistent" if power >= POWER else "inconclusive"
+    needed = _needed(evidence, error, further) if status == "inconclusive" else None
     verdict = Verdict(
         status=status,
         claim=Claim.of(claim),
@@ -91,12 +92,12 @@ def judge(evidence: Evidence, confidence: float = 0.95, guess_share: float = GUE
         reason=_reason(status, test, p_value, power, evidence),
         power=power,
         factor=FACTOR,
-        trials=len(evidence.included) or len(evidence.scores_in) + len(evidence.scores_out),
+        trials=_looked_at(evidence),
         gap=_gap(evidence, estimates),
-        settle="" if status != "inconclusive" else _settle(evidence, error, further),
+        settle=_settle(evidence, needed) if needed is not None else "",
         evidence=f"{correct} of {guesses} guesses about {len(evidence.included)} canaries right" if guesses else "",
     )
-    return Finding(verdict, _numbers(evidence, tests, correct, guesses))
+    return Finding(verdict, {**_numbers(evidence, tests, correct, guesses), "needed": needed})
 
 
 def _one_run(correct: int, guesses: int, canaries: int, claim: PrivacyClaim, confidence: float) -> Estimate:
@@ -155,9 +156,20 @@ def _power(evidence: Evidence, error: float, further: float) -> float:
     return float(ndtr(further / _unit(evidence) + ndtri(error / 2)))
 
 
-def _settle(evidence: Evidence, error: float, further: float) -> str:
+def _needed(evidence: Evidence, error: float, further: float) -> int:
+    """Canaries (of a transcript: updates) with which the per-step test finds `FACTOR` times the claim."""
     times = float((ndtri(POWER) - ndtri(error / 2)) / further * _unit(evidence)) ** 2
-    return f"About {times:.1f} times as many canaries, or rounds, would settle it."
+    return math.ceil(times * _looked_at(evidence))
+
+
+def _looked_at(evidence: Evidence) -> int:
+    """The number of canaries, or of updates of a transcript."""
+    return len(evidence.included) or len(evidence.scores_in) + len(evidence.scores_out)
+
+
+def _settle(evidence: Evidence, needed: int) -> str:
+    what = "canaries" if len(evidence.included) else "kept updates"
+    return f"About {needed:,} {what} in place of {_looked_at(evidence):,} would settle it."
 
 
 def _gap(evidence: Evidence, estimates: list[Estimate]) -> Gap:

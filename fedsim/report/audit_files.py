@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What audits have left in RUN/audit.json: settings, verdicts, and the rates and counts behind them."""
+"""What audits have left in the folder of a run: settings, verdicts, and the rates and counts behind them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedsim.audit.results import audit_paths
 from fedsim.audit.scores.shares import Share
 from fedsim.audit.verdict import Verdict
 from fedsim.errors import FedsimError, RunError
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.privacy.loss import Floats
 
-FILE = "audit.json"
 Rate = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Many = Annotated[int, Field(ge=0)]
@@ -173,16 +173,17 @@ class Audit(_Object):
 
 
 class AuditDocument(_Object):
-    """RUN/audit.json."""
+    """One file with results."""
 
     audits: tuple[Audit, ...]
 
 
-def read_audit_file(run: Path) -> tuple[Audit, ...]:
+def read_audit_files(run: Path) -> tuple[Audit, ...]:
     """The audits of a run in order, none where it was not audited; RunError for a file that cannot be read."""
-    path = run / FILE
-    if not path.is_file():
-        return ()
+    return tuple(audit for path in audit_paths(run) for audit in _read(path))
+
+
+def _read(path: Path) -> tuple[Audit, ...]:
     try:
         return AuditDocument.model_validate_json(path.read_bytes()).audits
     except (ValidationError, FedsimError, OSError, ValueError, TypeError) as error:

@@ -15,13 +15,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
+from fedsim.audit.results import audit_paths
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
 from fedsim.report.attack_answers import graded_total, leak_of, standing_of, tried_by
 from fedsim.report.attack_files import total_right
-from fedsim.report.audit_files import FILE as AUDIT_FILE
-from fedsim.report.audit_files import Audit, read_audit_file
+from fedsim.report.audit_files import Audit, read_audit_files
 from fedsim.report.audit_pages import audit_facts, audit_pages
 from fedsim.report.blocks import Fact, Section
 from fedsim.report.figures import INKS
@@ -69,7 +69,7 @@ def write_report(folder: Path) -> Path:
     The folder is that of a run, or of the audit of a function. The same folder gives the same bytes. A run that is
     still growing gives a report that says so.
     """
-    page = page_of_audits(read_audit_file(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
+    page = page_of_audits(read_audit_files(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     for section in page.sections:
@@ -83,7 +83,7 @@ def write_report(folder: Path) -> Path:
 
 def holds_only_audits(folder: Path) -> bool:
     """Whether a folder is that of the audit of a function, and of no run."""
-    return (folder / AUDIT_FILE).is_file() and not (folder / "scenario.yaml").exists()
+    return bool(audit_paths(folder)) and not (folder / "scenario.yaml").exists()
 
 
 def page_of(run: RunFiles) -> Page:

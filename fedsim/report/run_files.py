@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedsim.errors import PrivacyError, RunError, ScenarioError
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report.attack_files import AttackFiles, read_attacks
-from fedsim.report.audit_files import Audit, read_audit_file
+from fedsim.report.audit_files import Audit, read_audit_files
 from fedsim.scenario import Scenario
 from fedsim.scenario_file import parse_scenario
 
@@ -130,7 +130,7 @@ class RunFiles:
     @cached_property
     def audits(self) -> tuple[Audit, ...]:
         """What audits have found, in order; read when it is first asked for."""
-        return read_audit_file(self.path)
+        return read_audit_files(self.path)
 
     @cached_property
     def received(self) -> tuple[Message, ...]:

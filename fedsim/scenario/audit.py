@@ -47,7 +47,8 @@ class ExampleCanaries(_Canaries):
 class ClientCanaries(_Canaries):
     """Clients that send the largest update that clipping allows, in one run (after Andrew et al. 2023).
 
-    Needs defence.client_dp with Gaussian noise. `canaries` is for the whole population; null: a quarter of it.
+    Needs defence.client_dp with Gaussian noise. `canaries` is for the whole population; null: a quarter of it,
+    or fewer where fewer clients take part, or the model has room for fewer.
     """
 
     kind: Literal["client-canaries"]
@@ -72,7 +73,7 @@ class GameAudit(_Audit):
     """What an adversary of flesh and blood achieves, beside what the claim allows."""
     game: GameName = "MI"
     """Which one; `fedsim.audit.games` describes all of them."""
-    trials: int = Field(400, ge=20)
+    trials: int = Field(500, ge=20)
     """How often it is played."""
 
 
