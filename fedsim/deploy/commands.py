@@ -6,24 +6,16 @@ Whatever takes long to import is imported by the command that needs it.
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedsim.deploy.processes import log_to_screen
+
 app = typer.Typer(help="Run a federation on real machines.")
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment folder, or its server folder.")]
-
-
-def _log_to_screen() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s fedsim: %(message)s"))
-    logger = logging.getLogger("fedsim")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 @app.command()
@@ -51,7 +43,7 @@ def server(folder: FolderArgument) -> None:
     from fedsim.deploy.layout import open_server
     from fedsim.deploy.server import serve
 
-    _log_to_screen()
+    log_to_screen()
     serve(open_server(folder))
 
 
@@ -70,7 +62,7 @@ def client(
     from fedsim.deploy.client import join
     from fedsim.deploy.layout import open_client
 
-    _log_to_screen()
+    log_to_screen()
     join(open_client(folder), data, policy, schema)
 
 
@@ -83,7 +75,7 @@ def encode(
     """Encode a table by a schema, as `client --schema` does: for the rows that a server evaluates with."""
     from fedsim.deploy.encoding import write_encoded
 
-    _log_to_screen()
+    log_to_screen()
     found = write_encoded(schema, data, out)
     print(f"wrote {out}: {found.x.shape[0]} rows of {found.x.shape[1]} numbers, {found.clipped} beyond their ranges")
 

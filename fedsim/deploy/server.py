@@ -34,8 +34,8 @@ def serve(server: Server) -> None:
         processes.wait_for(lambda: listens("127.0.0.1", server.port), SECONDS, "proxy")
         allowed = [name for name, may in nodes.clients_of(server).items() if may]
         log.info("ready: %s:%d, clients that may take part: %s", server.host, server.port, ", ".join(allowed) or "none")
-        name, code = processes.watch()
-    raise DeployError(f"{name} ended with exit code {code}, so the server stopped; what it printed says why")
+        name, how = processes.watch()
+    raise DeployError(f"{name} {how}, so the server stopped; what it printed says why")
 
 
 def prepare(server: Server) -> None:
