@@ -24,6 +24,7 @@ from fedsim.deploy.admission import CLOCK, ask
 from fedsim.deploy.contact import contact_file, read_contact
 from fedsim.deploy.layout import Client, Server, open_client, open_server
 from fedsim.deploy.processes import find, listens
+from fedsim.deploy.server import stream_module
 from fedsim.errors import FedsimError
 
 PRIVATE = ("ca/ca.key", "server.key", "superexec.secret", "key", "ledger.sqlite")
@@ -210,9 +211,10 @@ def _ask(host: str, port: int, context: ssl.SSLContext) -> tuple[float, int]:
 
 def _server(server: Server) -> Iterator[Finding]:
     try:
-        yield Finding("good", "nginx", find("nginx", "install it (Debian: `apt-get install nginx`)"))
+        stream_module()
+        yield Finding("good", "nginx", find("nginx", "install it"))
     except FedsimError as error:
-        yield Finding("wrong", "nginx", str(error), "`apt-get install nginx`")
+        yield Finding("wrong", "nginx", str(error), "`apt-get install nginx libnginx-mod-stream`")
     yield from _certificate(server)
     yield from _numbers(server)
     up = listens("127.0.0.1", server.superlink_port)

@@ -70,9 +70,13 @@ class Network:
         (folder / "hosts").write_text("\n".join(lines) + "\n")  # in place: it is mounted by its inode
         (folder / "resolv.conf").write_text("nameserver 10.77.0.250\n")
 
+    def pids(self, machine: str) -> list[str]:
+        """The processes of a machine."""
+        return self._ip("netns", "pids", self._namespace(machine), check=False).split()
+
     def kill(self, machine: str) -> None:
         """End whatever still runs in a machine of this test, by its process ids."""
-        for pid in self._ip("netns", "pids", self._namespace(machine), check=False).split():
+        for pid in self.pids(machine):
             subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
 
     def _namespace(self, machine: str) -> str:
