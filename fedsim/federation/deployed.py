@@ -88,7 +88,7 @@ def submit(plan: Plan, folder: Path) -> int:
 def largest_reply(size: int) -> int:
     """Bytes that a client's reply may have, for a model of so many numbers: no client is to fill the server.
 
-    A masked sum takes 8 for each; twice, as what gets lost on the way is sent again; and room for all that is no update.
+    A masked sum takes 8 for each; twice, as what gets lost on the way is sent again; and room for what is no update.
     """
     return 16 * size + ROOM
 
