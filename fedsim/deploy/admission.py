@@ -3,7 +3,7 @@
 
 Flower 1.41 has no call that only authenticates. The one used here activates a node with a heartbeat interval of 0,
 which Flower refuses, but only after it has checked signature, clock and key: nothing is changed by it, and each
-outcome has a code of its own.
+outcome has a code of its own. fedsim's server answers it with the same codes before it reaches Flower (`guard`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from fedsim.errors import DeployError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
+ASKS = "fedsim-asks"
+"""A header of a request that only asks whether its key is accepted."""
 CLOCK = 5.0
 """Flower refuses a client whose clock is so many seconds ahead (or 305 behind)."""
 Status = Literal["accepted", "unknown", "refused", "unreachable"]
@@ -46,7 +49,7 @@ def ask(client: Client) -> Admission:
 
     public = public_key_to_bytes(_key(client).public_key())
     try:
-        with _fleet(client) as fleet:
+        with _fleet(client, asking=True) as fleet:
             fleet.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=0.0))
     except httpx.HTTPStatusError as error:
         answer = error.response
@@ -77,7 +80,7 @@ def plain(error: Exception) -> str:
 
 
 @contextmanager
-def _fleet(client: Client) -> Iterator[FleetHttpClient]:
+def _fleet(client: Client, *, asking: bool = False) -> Iterator[FleetHttpClient]:
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -86,9 +89,18 @@ def _fleet(client: Client) -> Iterator[FleetHttpClient]:
         authority = (client.path / "ca.crt").read_bytes()
     except OSError as error:
         raise DeployError(f"{error.filename} cannot be read: {error.strerror}; copy it from the server") from None
-    signer = NodeAuthHttpInterceptor(key, key.public_key())
-    with FleetHttpClient.from_server_address(client.address, False, authority, [signer]) as fleet:
+    interceptors: list[ProtobufClientInterceptor] = [NodeAuthHttpInterceptor(key, key.public_key())]
+    interceptors += [_Asking()] if asking else []
+    with FleetHttpClient.from_server_address(client.address, False, authority, interceptors) as fleet:
         yield fleet
+
+
+class _Asking:
+    """Marks a request that only asks."""
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers[ASKS] = "1"
+        return call_next(context)
 
 
 def _key(client: Client) -> EllipticCurvePrivateKey:

@@ -92,6 +92,34 @@ def revoke(
     print(f"{name} is shut out" + ("" if now else " (the server does not run here; it is when it starts)"))
 
 
+@app.command("add-client")
+def add_client(folder: FolderArgument) -> None:
+    """Add one more client: its folder, its number, and its key, which the server accepts at once."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.members import add_client as add
+
+    opened = open_server(folder)
+    place, now = add(opened.path.parent, opened)
+    print(f"wrote {place}; carry it to its machine, and delete it here{_when(now)}")
+
+
+@app.command("new-key")
+def new_key(
+    folder: FolderArgument, name: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name: client-2.")]
+) -> None:
+    """Give a client a new key; the old one is shut out at once. A client that was revoked may take part again."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.members import new_key as issue
+
+    opened = open_server(folder)
+    place, now = issue(opened.path.parent, opened, name)
+    print(f"wrote {place / 'key'}; carry it to {name}'s folder, delete it here, and restart {name}{_when(now)}")
+
+
+def _when(now: bool) -> str:
+    return "" if now else " (the server does not run here; it knows of it when it starts)"
+
+
 @app.command()
 def keys(folder: FolderArgument) -> None:
     """Make a running SuperLink know the keys in server/clients and no others (`server` does it by itself)."""

@@ -16,9 +16,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fedsim.deploy.admission import ASKS
+
 FLEET = "/v1/fleet/"
 NOT_REGISTERED = "activate-node"
 """A key that is not registered may ask this: Flower refuses it, with a code that tells it why."""
+ACCEPTED, UNKNOWN = 2003, 2004
+"""Flower's codes for an activation with an interval that is not allowed, and for one by a key that it does not know."""
 FROM_ONE, FROM_ALL = 32 * 2**20, 256 * 2**20
 """Bytes of bodies that are read at once, of one key and of all."""
 Signer = Callable[[Mapping[str, str]], bytes]
@@ -29,9 +33,9 @@ Registered = Callable[[bytes], bool]
 class RefusedError(Exception):
     """A request that is answered with a status, without reading its body."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.content = status, {"detail": reason, **({} if code is None else {"code": code})}
 
 
 class Budget:
@@ -74,7 +78,7 @@ class Guard:
             with self.budget.reading(key, size):
                 await self.app(scope, receive, send)
         except RefusedError as refusal:
-            answer = JSONResponse({"detail": str(refusal)}, refusal.status, headers={"Connection": "close"})
+            answer = JSONResponse(refusal.content, refusal.status, headers={"Connection": "close"})
             await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[bytes, int]:
@@ -87,6 +91,9 @@ class Guard:
             key = self.signer(headers)
         except ValueError as error:
             raise RefusedError(401, f"Invalid SuperNode authentication: {error}") from None
-        if scope["path"] != FLEET + NOT_REGISTERED and not self.registered(key):
+        registered = self.registered(key)
+        if ASKS in headers:
+            raise RefusedError(400, "only asking", ACCEPTED if registered else UNKNOWN)
+        if scope["path"] != FLEET + NOT_REGISTERED and not registered:
             raise RefusedError(401, "Invalid SuperNode authentication: this key is not registered")
         return key, int(length)

@@ -243,4 +243,6 @@ A federation of one server and {clients} clients, made by fedsim {fedsim.__versi
 
 ca/ca.key signs server certificates. Nothing running needs it: keep it offline, for `fedsim deploy renew`.
 A client that is lost or leaves: `fedsim deploy revoke {server.path.parent} client-N`.
+One more: `fedsim deploy add-client {server.path.parent}`.
+Another key for one: `fedsim deploy new-key {server.path.parent} client-N`.
 """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from base64 import b64encode
 from collections.abc import Mapping
@@ -18,18 +19,22 @@ from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message as Event
 from starlette.types import Receive, Scope, Send
 
-from fedsim.deploy.guard import Budget, Guard, RefusedError
+from fedsim.deploy.admission import ASKS
+from fedsim.deploy.guard import ACCEPTED, UNKNOWN, Budget, Guard, RefusedError
 from fedsim.deploy.replies import LARGEST_REPLY, Replies
 from fedsim.deploy.server import tidy
 from fedsim.deploy.superlink import signer_of
 
 KEY, OTHER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+CODES: list[int | None] = []
+"""Of the refusals, in their order."""
 BYTES = public_key_to_bytes(KEY.public_key())
 
 
@@ -61,6 +66,8 @@ def answer(
     async def send(event: Event) -> None:
         if event["type"] == "http.response.start":
             statuses.append(event["status"])
+        elif event["body"]:
+            CODES.append(json.loads(event["body"]).get("code"))
 
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     guard = Guard(app, signer_of, lambda key: key == BYTES, budget or Budget())
@@ -108,6 +115,16 @@ def test_no_headers_break_the_guard(changes: dict[str, str]) -> None:
 
 def test_an_unregistered_key_is_told_so_by_flower_itself() -> None:
     assert answer(signed(OTHER), "/v1/fleet/activate-node") == (200, True)
+
+
+def test_who_only_asks_is_answered_with_flowers_codes() -> None:
+    for key, code in ((KEY, ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL), (OTHER, 2004)):
+        assert answer(signed(key, **{ASKS: "1"}), "/v1/fleet/activate-node") == (400, False)
+        assert CODES[-1] == code
+    assert (ACCEPTED, UNKNOWN) == (
+        ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL,
+        ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
+    )
 
 
 def test_bodies_that_are_read_at_once_are_bounded_for_each_key_and_in_all() -> None:
