@@ -7,6 +7,7 @@ The tests run in their order, on one federation: starting Flower's processes tak
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -75,6 +76,15 @@ class Federation:
             assert self.server.poll() is None, self.log("server")
             assert time.monotonic() < until, f"{self.log('server')}\n{self.log('client1')}"
             time.sleep(0.5)
+
+    def memory(self) -> int:
+        """Bytes that the SuperLink has in memory."""
+        for pid in self.net.pids("server"):
+            if b"fedsim.deploy.superlink" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+                assert found is not None
+                return 1024 * int(found[1])
+        raise AssertionError("no SuperLink runs")
 
     def log(self, machine: str) -> str:
         return (self.logs / f"{machine}.log").read_text()[-3000:]
@@ -188,6 +198,27 @@ def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:
     assert "reached, and its certificate is accepted" in client.stdout
 
 
+@pytest.mark.parametrize(("kind", "count"), [("silent", 2100), ("half a header", 2100), ("a body", 64)])
+def test_one_address_without_a_key_does_not_stop_the_federation(federation: Federation, kind: str, count: int) -> None:
+    """While an outsider holds what it can, a client that connects anew is served, and nothing piles up."""
+    net, before = federation.net, federation.memory()
+    script, output = Path(__file__).with_name("flood.py"), federation.logs / "flood.log"
+    output.write_text("")
+    command = [sys.executable, str(script), net.addresses["server"], kind, str(count), "25"]
+    flood = net.start("outsider", command, output)
+    time.sleep(12)  # in the middle of it
+    peak = federation.memory()
+    doctor = net.run("client1", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-1")], 120)
+    assert flood.wait(60) == 0, output.read_text()
+    found = json.loads(output.read_text().splitlines()[-1])
+    print(f"\n{kind}: {found}, SuperLink {before / 2**20:.0f} -> {peak / 2**20:.0f} MB")
+    assert doctor.returncode == 0, doctor.stdout
+    assert "key: the server accepts this client's key" in doctor.stdout
+    assert "SuperNode: the server last answered" in doctor.stdout
+    assert peak - before < 64 * 2**20
+    assert found["closed"] > count - 128  # connections are counted from the accept
+
+
 def test_an_outsider_can_do_nothing_and_neither_can_a_revoked_client(federation: Federation, tmp_path: Path) -> None:
     before = federation.statuses()
     revoked = federation.fedsim("deploy", "revoke", str(federation.folder), "client-2")
@@ -203,6 +234,9 @@ def test_an_outsider_can_do_nothing_and_neither_can_a_revoked_client(federation:
     assert found["a body of 17 MB"].endswith("status 413")
     assert found["port 8000"].startswith("ConnectionRefused")
     assert set(federation.statuses()) == {"client-1", "client-3"}
+    told = federation.net.run("client2", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-2")], 120)
+    assert told.returncode == 1
+    assert "key: the server does not know this client's key, or has revoked it" in told.stdout
 
 
 def test_an_impostor_of_the_server_is_not_believed(federation: Federation) -> None:
