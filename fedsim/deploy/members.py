@@ -18,7 +18,7 @@ from fedsim.deploy.layout import MOST_CLIENTS, Server, replace_file
 from fedsim.deploy.nodes import clients_of, follow_keys
 from fedsim.deploy.processes import listens
 from fedsim.errors import DeployError
-from fedsim.federation.link import FLEET, fleet_text, read_fleet
+from fedsim.federation.link import FLEET, SERVER_KEY, fleet_text, read_fleet
 
 
 def add_client(folder: Path, server: Server) -> tuple[Path, bool]:
@@ -33,11 +33,14 @@ def add_client(folder: Path, server: Server) -> tuple[Path, bool]:
     client = client_of(folder.absolute(), server, number, number)
     if client.path.exists():
         raise DeployError(f"{client.path} is already there and is not overwritten; move it away")
+    signer = server.path / SERVER_KEY
+    if not signer.is_file():
+        raise DeployError(f"{signer} is missing; start the server once with fedsim deploy server, which writes it")
     pair = certificates.make_client(client.name)
     work = Path(tempfile.mkdtemp(prefix=f".{client.name}-", dir=client.path.parent))
     try:
         made = client_of(work, server, number, number)
-        write_client(made, (server.path / "ca.crt").read_bytes(), pair)
+        write_client(made, (server.path / "ca.crt").read_bytes(), signer.read_bytes(), pair)
         made.path.rename(client.path)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from fedsim import scenario_yaml
 from fedsim.errors import PolicyError, ScenarioError
+from fedsim.federation.asked import Rows
 from fedsim.privacy import Exposure, Mechanism, Noise, Setting, Unit
 from fedsim.privacy.ledger import Budget, Ledger
 from fedsim.privacy.promises import SERVER, promises
@@ -53,7 +54,11 @@ class Policy(Section):
     smallest_batch: int = Field(8, ge=1)
     """Examples in a batch, at least (with Poisson batches: expected)."""
     smallest_examples: int = Field(50, ge=1)
-    """Examples that the client must hold to take part at all."""
+    """Examples that the client must hold to take part at all. The server is told this number, and its privacy claim
+    counts on it wherever it does not see how many examples an answer was computed from."""
+    largest_examples: int | None = Field(None, ge=1)
+    """Examples that the client holds at most; with more it takes no part. The server is told. null: it promises no
+    number, and the server can claim nothing that depends on it (local work counted in epochs, on Poisson batches)."""
     models: tuple[ModelName, ...] = ("logistic", "mlp", "cnn", "resnet8", "resnet18", "transformer")
     """Architectures that are trained."""
     strategies: tuple[StrategyName, ...] = ("fedavg", "fedsgd")
@@ -72,6 +77,20 @@ class Policy(Section):
     count_noise_of_others: bool = False
     """Under secure aggregation clients share the noise. false: only this client's own share counts, because nothing
     proves that the others are there. true: the owner trusts the cohort, and the noise of the whole sum counts."""
+
+    @model_validator(mode="after")
+    def _sizes_are_in_order(self) -> Self:
+        if self.largest_examples is not None and self.largest_examples < self.smallest_examples:
+            raise ValueError(
+                f"largest_examples {self.largest_examples} is below smallest_examples {self.smallest_examples}; raise"
+                " it, or lower the other"
+            )
+        return self
+
+    @property
+    def rows(self) -> Rows:
+        """What the owner vouches for; a client with fewer examples, or more, does not train."""
+        return Rows(self.smallest_examples, self.largest_examples)
 
     @property
     def budget(self) -> Budget:
@@ -93,6 +112,8 @@ class Request:
     model_bytes: int
     examples: int
     """How many examples this client holds."""
+    counted: Rows | None = None
+    """Between which numbers of examples the server's privacy claim takes it to hold, if it does."""
     sharing: int = 1
     """By how many clients the noise of the update is shared (secure aggregation)."""
 
@@ -191,6 +212,10 @@ def _problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[
         yield f"the model has {request.model_bytes} bytes, at most {policy.largest_message} are allowed"
     if not request.examples >= policy.smallest_examples:
         yield f"it takes part with at least {policy.smallest_examples} examples only, and does not hold as many"
+    if policy.largest_examples is not None and not request.examples <= policy.largest_examples:
+        yield f"it takes part with at most {policy.largest_examples} examples only, and holds more"
+    if request.counted is not None and not policy.rows.within(request.counted):
+        yield "the server's privacy claim counts on other numbers of rows than this policy vouches for; resume the run"
     yield from _work_problems(policy, scenario, request)
     yield from _noise_problems(policy, scenario, request)
 
