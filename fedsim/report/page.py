@@ -30,8 +30,8 @@ from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
 from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
 
-# The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold, as the same
-# run must be the same bytes. The page is complete without it.
+# The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold: the
+# same run must be the same bytes. The page is complete without it.
 SCRIPT = """
 const button = document.getElementById("theme");
 const dark = () => getComputedStyle(document.documentElement).colorScheme === "dark" ||
