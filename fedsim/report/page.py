@@ -18,7 +18,7 @@ import fedsim
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
-from fedsim.report.attack_answers import graded_total, leak_of, standing_of, tried_by
+from fedsim.report.attack_answers import NOUNS, graded_total, leak_of, standing_of, tried_by
 from fedsim.report.attack_files import total_right
 from fedsim.report.audit_files import FILE as AUDIT_FILE
 from fedsim.report.audit_files import Audit, read_audit_file
@@ -121,7 +121,13 @@ def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
     leak: Leak = max((leak_of(files) for files in run.attacks), key=LEAKS.index, default="unknown")
-    return (*first, *_crafted(run), *_reconstructed(run), *_claims(run, leak), *audit_facts(run.audits, leak))
+    return (
+        *first,
+        *_crafted(run),
+        *_reconstructed(run),
+        *_claims(run, leak),
+        *audit_facts(run.audits, leak, explain=False),
+    )
 
 
 def status(run: RunFiles) -> str:
@@ -189,8 +195,9 @@ def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
         return ()
     best = max(run.attacks, key=lambda files: (LEAKS.index(leak_of(files)), total_right(files).share))
     anchor, colour = f"attack-{run.attacks.index(best) + 1}", tone(standing_of(best))
-    note = f"by {best.title}; {tried_by(run.attacks)}"
-    return (Fact("Attacks", graded_total(best), note, wide=True, tone=colour, anchor=anchor),)
+    label = f"Can the server rebuild the {NOUNS[best.document.kind]}s?"
+    note = tried_by(run.attacks) + (f"; most was found by {best.title}" if len(run.attacks) > 1 else "")
+    return (Fact(label, graded_total(best), note, wide=True, tone=colour, anchor=anchor),)
 
 
 def _claims(run: RunFiles, leak: Leak) -> tuple[Fact, ...]:
