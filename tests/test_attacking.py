@@ -132,7 +132,9 @@ def test_the_command_line(attacked: Run, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["attack", str(copy)]) == 0
     out = capsys.readouterr().out
     assert "attack=exact update=round-1/client-0 number=1 of=2 found=6" in out
-    assert re.search(r"^exact: 2 updates: .*12 of 12 pictures were reconstructed", out, re.MULTILINE)
+    assert re.search(
+        r"^exact: .* behind 2 updates\? .*12 of 12 pictures recognisable, 12 near, 12 exact", out, re.MULTILINE
+    )
     assert re.search(r"Attack[ \d]*: exact", (copy / "report.html").read_text())
 
 

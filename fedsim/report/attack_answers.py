@@ -72,11 +72,12 @@ def graded_total(files: AttackFiles) -> str:
 
 
 def tried_by(attacks: Sequence[AttackFiles]) -> str:
-    """The attacks on a run, for the top of the page."""
-    played = dict.fromkeys(
-        name for files in attacks for update in files.document.observations for name in update.tried or (files.title,)
-    )
-    return f"tried: {', '.join(played)}"
+    """The attacks on a run, for the top of the page: what was tried, and what was not."""
+    updates = [(files, update) for files in attacks for update in files.document.observations]
+    played = dict.fromkeys(name for files, update in updates for name in update.tried or (files.title,))
+    left = dict.fromkeys(reason.partition(":")[0] for _, update in updates for reason in update.untried)
+    missing = [name for name in left if name not in played]
+    return f"tried: {', '.join(played)}" + (f"; not tried: {', '.join(missing)}" if missing else "")
 
 
 # --- the question ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fedsim.audit.scores.comparison import Comparison
 from fedsim.audit.scores.shares import Share
 from fedsim.report import words
 from fedsim.report.blocks import Cell, Drawing, Table
-from fedsim.report.figures import BLUE, GREEN, MUTED, ORANGE, legend_below, make_drawing
+from fedsim.report.figures import BLUE, MUTED, ORANGE, legend_below, make_drawing
 
 BINS = 10
 BOUND_COLUMNS = (
@@ -120,7 +120,7 @@ def allowed_and_measured(name: str, comparisons: Sequence[Comparison]) -> Drawin
         low, high = np.array([c.measured.interval for c in comparisons]).T
         errors = np.maximum([share - low, high - share], 0)
         axes.barh(
-            y, [c.allowed for c in comparisons], height=0.5, color=GREEN, alpha=0.25, label="allowed by the claim"
+            y, [c.allowed for c in comparisons], height=0.5, color=MUTED, alpha=0.25, label="allowed by the claim"
         )
         axes.plot(
             [c.kappa for c in comparisons], y, linestyle="", marker="D", color=MUTED, label="blind guess, at most"

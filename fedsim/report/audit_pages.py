@@ -69,25 +69,27 @@ def audit_pages(audits: Sequence[Audit], attacks: Sequence[AttackFiles] = ()) ->
     return tuple(_page(audit, attacks, number, len(audits)) for number, audit in enumerate(audits, start=1))
 
 
-def audit_facts(audits: Sequence[Audit], leak: Leak = "unknown") -> tuple[Fact, ...]:
+def audit_facts(audits: Sequence[Audit], leak: Leak = "unknown", *, explain: bool = True) -> tuple[Fact, ...]:
     """For the row at the top: what became of the claim for each unit, and each game that no claim can be held against.
 
-    `leak` is what attacks on the same run have shown.
+    `leak` is what attacks on the same run have shown; `explain` adds what the claim allows, where no other fact does.
     """
     judged = [(audit, audit.verdict) for audit in audits if audit.verdict is not None]
     units = dict.fromkeys(verdict.claim.unit for _, verdict in judged)
     places = {id(audit): f"audit-{number}" for number, audit in enumerate(audits, start=1)}
-    claims = (_fact([pair for pair in judged if pair[1].claim.unit == unit], leak, places) for unit in units)
+    facts = (_fact([pair for pair in judged if pair[1].claim.unit == unit], leak, places, explain) for unit in units)
     bare = (audit for audit in audits if audit.verdict is None and audit.numbers.game is not None)
-    return (*claims, *(_game_fact(audit, places[id(audit)]) for audit in bare))
+    return (*facts, *(_game_fact(audit, places[id(audit)]) for audit in bare))
 
 
-def _fact(judged: list[tuple[Audit, Verdict]], leak: Leak, places: Mapping[int, str]) -> Fact:
+def _fact(judged: list[tuple[Audit, Verdict]], leak: Leak, places: Mapping[int, str], explain: bool) -> Fact:
     audit, verdict = min(judged, key=lambda pair: _TELLING.index(pair[1].status))
     others = Counter(other.status for _, other in judged if other is not verdict)
     also = "".join(f"; {counted(times, 'other audit')} {status}" for status, times in others.items())
-    weak = "" if outcome(audit) == verdict.status else ". Its adversary is an ordinary one: no evidence for the claim"
-    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}{weak}. {allowance(verdict.claim)}."
+    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}."
+    note += f" {verdict.reason}" if verdict.status == "violated" else ""
+    note += "" if outcome(audit) == verdict.status else " Its adversary is an ordinary one: no evidence for the claim."
+    note += f" {allowance(verdict.claim)}." if explain else ""
     return Fact(
         "Audit of the claim", verdict.status, note, wide=True, tone=_tone(audit, leak), anchor=places[id(audit)]
     )

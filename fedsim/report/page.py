@@ -19,7 +19,7 @@ from fedsim.audit.results import audit_paths
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
-from fedsim.report.attack_answers import graded_total, leak_of, standing_of, tried_by
+from fedsim.report.attack_answers import NOUNS, graded_total, leak_of, standing_of, tried_by
 from fedsim.report.attack_files import total_right
 from fedsim.report.audit_files import Audit, read_audit_files
 from fedsim.report.audit_pages import audit_facts, audit_pages
@@ -30,8 +30,8 @@ from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
 from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
 
-# The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold, because
-# equal runs are equal bytes. The page is complete without it.
+# The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold: the
+# same run must be the same bytes. The page is complete without it.
 SCRIPT = """
 const button = document.getElementById("theme");
 const dark = () => getComputedStyle(document.documentElement).colorScheme === "dark" ||
@@ -121,7 +121,13 @@ def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
     leak: Leak = max((leak_of(files) for files in run.attacks), key=LEAKS.index, default="unknown")
-    return (*first, *_crafted(run), *_reconstructed(run), *_claims(run, leak), *audit_facts(run.audits, leak))
+    return (
+        *first,
+        *_crafted(run),
+        *_reconstructed(run),
+        *_claims(run, leak),
+        *audit_facts(run.audits, leak, explain=False),
+    )
 
 
 def status(run: RunFiles) -> str:
@@ -189,8 +195,9 @@ def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
         return ()
     best = max(run.attacks, key=lambda files: (LEAKS.index(leak_of(files)), total_right(files).share))
     anchor, colour = f"attack-{run.attacks.index(best) + 1}", tone(standing_of(best))
-    note = f"by {best.title}; {tried_by(run.attacks)}"
-    return (Fact("Attacks", graded_total(best), note, wide=True, tone=colour, anchor=anchor),)
+    label = f"Can the server rebuild the {NOUNS[best.document.kind]}s?"
+    note = tried_by(run.attacks) + (f"; most was found by {best.title}" if len(run.attacks) > 1 else "")
+    return (Fact(label, graded_total(best), note, wide=True, tone=colour, anchor=anchor),)
 
 
 def _claims(run: RunFiles, leak: Leak) -> tuple[Fact, ...]:

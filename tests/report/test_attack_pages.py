@@ -65,11 +65,14 @@ def test_the_answer_is_honest(sections: tuple[Section, ...]) -> None:
     answers = [section.blocks[1] for section in sections]
     assert all(isinstance(answer, Paragraph) for answer in answers)
     pictures, rows, texts, deployed = (str(answer) for answer in answers)
-    assert re.search(r"In part\. 1[0-5] of 16 pictures were reconstructed", pictures)
+    assert "Can the server rebuild the pictures behind 2 updates? Tried: closed-form alone" in pictures
+    assert re.search(r"Found: 1[0-5] of 16 pictures recognisable, 1\d near, 1\d exact\.", pictures)
     assert "a stranger's best guess (the mean of 797 public rows) reaches 11." in pictures
+    assert "nearer to its original than to any of 804 other pictures" in pictures
     assert re.search(r"(\d+) came with a certificate, and \1 of those are right \(every pixel within half", pictures)
-    assert re.search(r"In part\. \d of 12 rows", rows)
-    assert "2 of 4 texts" in texts
+    assert re.search(r"Found: 1?\d of 12 rows recognisable, \d near", rows)
+    assert "2 of 4 texts near" in texts
+    assert "Whether more is recognisable was not graded" in texts
     assert "no public rows to guess from" in texts
     assert "Nobody here can say whether it worked" in deployed
     assert "7 pictures" in deployed
@@ -205,7 +208,7 @@ def test_labels_alone(attacked: Path, tmp_path: Path) -> None:
 
 def test_the_table_by_update(sections: tuple[Section, ...]) -> None:
     table: Table = block(sections[0], Table)
-    assert table.columns[:5] == ("update", "originals", "found", "right", "exact")
+    assert table.columns[:6] == ("update", "originals", "found", "recognisable", "near", "exact")
     assert "mean PSNR, dB" in table.columns
     assert [row[0] for row in table.rows] == ["round 1, client 0", "round 1, client 1", "a stranger's guess"]
     assert all(row[1:3] == (8, 7) for row in table.rows[:2])
@@ -247,7 +250,9 @@ def test_only_the_confidence_of_tables_is_called_a_probability(sections: tuple[S
 
 
 def test_header_tells_the_most_successful_attack(page: str) -> None:
-    assert re.search(r"<dt>Reconstructed</dt><dd><strong>1\d of 16</strong>", page)
+    head = page.partition("</header>")[0]
+    assert re.search(r"<strong>1\d of 16 pictures recognisable, 1\d near, 1\d exact</strong>", head)
+    assert "tried: closed-form, tabular, text" in head
 
 
 def test_no_epsilon_without_delta_and_unit(sections: tuple[Section, ...]) -> None:

@@ -123,7 +123,7 @@ def test_the_worst_verdict_is_at_the_top(audit_report: Path, audits: tuple[Audit
     page = audit_report.read_text()
     verdict = audits[BROKEN].verdict
     assert verdict is not None
-    assert (fact.value, fact.alarming) == ("violated", True)
+    assert (fact.value, fact.tone) == ("violated", "red")
     assert str(verdict.claim) in fact.note
     assert fact.note.count("same δ") == 2
     assert "one example" in other.note  # a claim for another unit is another fact
@@ -133,14 +133,14 @@ def test_the_worst_verdict_is_at_the_top(audit_report: Path, audits: tuple[Audit
 # --- the verdict ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "tone"), [(SOUND, "note"), (BROKEN, "warning"), (PERFECT, "warning")])
+@pytest.mark.parametrize(("number", "tone"), [(SOUND, "amber"), (BROKEN, "red"), (PERFECT, "red")])
 def test_the_verdict_is_said_as_the_audit_said_it(
     number: int, tone: str, sections: tuple[Section, ...], audits: tuple[Audit, ...]
 ) -> None:
     said = next(b for b in sections[number].blocks if isinstance(b, Paragraph) and b.text == audits[number].sentence)
     assert said.tone == tone
     words = dict(next(block for block in sections[number].blocks if isinstance(block, Definitions)).items)
-    assert words["Verdict"].startswith("violated" if tone == "warning" else "consistent")
+    assert words["Verdict"].startswith("violated" if tone == "red" else "consistent")
     assert words["Claim"].startswith("ε ≤ ")
 
 
