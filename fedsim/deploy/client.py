@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from fedsim.deploy.admission import ask, leave
 from fedsim.deploy.clientapp import write_launchers
@@ -23,7 +24,15 @@ from fedsim.deploy.contact import STALLED, contact_file, read_contact
 from fedsim.deploy.encoding import write_encoded
 from fedsim.deploy.layout import Client, replace_file
 from fedsim.deploy.notify import alive, notify
-from fedsim.deploy.processes import SUPEREXEC, Program, environment, listens, superexec, together
+from fedsim.deploy.processes import (
+    SUPEREXEC,
+    Program,
+    environment,
+    interrupted_by_sigterm,
+    listens,
+    superexec,
+    together,
+)
 from fedsim.errors import DeployError
 from fedsim.federation.policy import load_policy
 from fedsim.privacy.ledger import Ledger
@@ -55,6 +64,12 @@ def join(
             f"runtime_port {client.runtime_port} is in use; is this client running? Else change it in client.toml"
         )
     client.flower.mkdir(mode=0o700, exist_ok=True)
+    with interrupted_by_sigterm():  # the first process of a container has no other way to be ended
+        _keep_running(client, restart)
+
+
+def _keep_running(client: Client, restart: bool) -> NoReturn:
+    """Run the processes, and again when one ends; DeployError, unless they may be started again."""
     notify("READY=1")
     pauses, node = pause_lengths(), None
     while True:

@@ -140,18 +140,27 @@ class Processes:
 
 
 @contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, so that whatever was begun is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def together(environment: Mapping[str, str]) -> Iterator[Processes]:
     """Processes that are all ended at the end, also by SIGTERM."""
     processes = Processes(environment)
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield processes
-    finally:
-        processes.stop()
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    with interrupted_by_sigterm():
+        try:
+            yield processes
+        finally:
+            processes.stop()
 
 
 SUPEREXEC = (sys.executable, "-I", "-m", "fedsim.deploy.superexec")

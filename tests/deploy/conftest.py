@@ -12,6 +12,9 @@ from types import TracebackType
 
 import pytest
 
+from fedsim.deploy.server import stream_module
+from fedsim.errors import DeployError
+
 _CONFIGURATION = Path("/etc/netns")
 """What `ip netns exec` puts over /etc."""
 
@@ -114,6 +117,10 @@ def why_not() -> str | None:
     missing = [name for name in ("ip", "nginx") if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if missing:
         return f"{' and '.join(missing)} not installed; `make test-deploy` installs what it needs"
+    try:
+        stream_module()
+    except DeployError as error:
+        return f"{error}; `make test-deploy` installs what it needs"
     if os.geteuid() != 0:
         return "network namespaces need root"
     try:

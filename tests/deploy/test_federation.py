@@ -274,7 +274,8 @@ def test_a_client_that_claims_the_number_of_another_is_refused_by_its_key(
     net.stop(federation.clients[3])
     file = folder / "client.toml"
     file.write_text(file.read_text().replace("partition_id = 2", "partition_id = 0"))
-    net.start("client3", [*FEDSIM, "deploy", "client", str(folder)], federation.logs / "client3.log")
+    again = net.start("client3", [*FEDSIM, "deploy", "client", str(folder)], federation.logs / "client3.log")
+    federation.clients[3] = again
     federation.wait_online({"client-1", "client-3"})
     scenario = tmp_path / "claims.yaml"
     scenario.write_text(SCENARIO)
@@ -286,6 +287,33 @@ def test_a_client_that_claims_the_number_of_another_is_refused_by_its_key(
     told = [line["reason"] for line in lines if line.get("client") == 2]
     assert any("says that it is client 0, but its key is that of client 2" in reason for reason in told), told
     assert len(Ledger(folder / "ledger.sqlite").charges()) == 4  # it was asked for nothing
+
+
+def test_a_client_can_neither_fill_the_server_nor_order_others_about(federation: Federation, tmp_path: Path) -> None:
+    """With client 3's own key, 300 MB where the model has 5 kB; client 2 was revoked before."""
+    net, before = federation.net, federation.memory()
+    other = federation.statuses()["client-1"].split()[1]
+    net.stop(federation.clients[3])
+    folder, output = federation.folder / "client-3", federation.logs / "hostile.log"
+    output.write_text("")
+    address = f"{net.addresses['server']}:8443"
+    script = [sys.executable, str(Path(__file__).with_name("hostile_client.py"))]
+    hostile = net.start("client3", [*script, address, folder / "ca.crt", folder / "key", "300", other], output)
+    scenario = tmp_path / "filled.yaml"
+    scenario.write_text(SCENARIO)
+    words = ("deploy", "submit", str(federation.folder), str(scenario), "--set", "rounds=1", "--no-report", "--json")
+    done = federation.fedsim(*words, seconds=800)
+    assert hostile.wait(60) == 0, output.read_text()
+    found = json.loads(output.read_text().splitlines()[-1])
+    size = sum(file.stat().st_size for file in (federation.folder / "server").glob("state.db*"))
+    after = federation.memory()
+    print(f"\n{found}; SuperLink {before / 2**20:.0f} -> {after / 2**20:.0f} MB, database {size / 2**20:.0f} MB")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"  # client 1 is enough
+    assert not found["order another client"].startswith("OPEN")
+    assert not found["a huge reply"].startswith("OPEN")
+    assert "client-3 pushed a reply of more than" in (federation.logs / "server.log").read_text()
+    assert after - before < 300 * 2**20
+    assert size < 80 * 2**20
 
 
 def _outsider(federation: Federation, tmp_path: Path, statuses: dict[str, str]) -> dict[str, str]:
