@@ -196,13 +196,42 @@ def submit(
     run(scenario, changed, out or path, None, as_json, no_report)
 
 
+@deploy_app.command("check")
+def check_policy(
+    scenario: ScenarioArgument,
+    policy: Annotated[Path, typer.Option(metavar="FILE", help="A client's policy.yaml.")],
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The deployment folder, for how many clients there are.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Examples that the client holds; by default the fewest it may.")
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Hold a scenario against a client's policy: what would be refused, spent and claimed. Nobody is asked."""
+    from fedsim import screen
+
+    loaded = run_command.of_deployment(scenario, overrides, deployment)
+    from fedsim.deploy.rehearsal import rehearse
+    from fedsim.federation.plan import plan
+
+    with run_command.locating(scenario, overrides):
+        planned = plan(loaded)
+    screen.show_rows(screen.rehearsal_rows(planned, *rehearse(planned, policy, rows)))
+
+
 @app.command()
-def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def check(
+    scenario: ScenarioArgument,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The deployment folder that it is to run on.")
+    ] = None,
+) -> None:
     """Say what would run, how long it may take, and the privacy it will have spent. Nothing is written."""
     begun = time.perf_counter()
-    from fedsim.scenario_file import load_scenario
-
-    loaded = load_scenario(scenario, overrides or ())
+    loaded = run_command.of_deployment(scenario, overrides, deployment)
     from fedsim import screen
     from fedsim.federation.plan import estimate_seconds, plan
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedsim.federation.run import Run
     from fedsim.federation.server import Progress, RoundReport
     from fedsim.privacy import PrivacyClaim
+    from fedsim.privacy.charges import Spent
     from fedsim.scenario import Scenario
 
 
@@ -215,6 +216,17 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("time", f"about {duration(seconds)} on this machine, some more for the report{_and_attacks(scenario)}"),
         *_claim_rows(plan.claims),
         *(("note", note) for note in notes(plan)),
+    ]
+
+
+def rehearsal_rows(plan: Plan, taken: int, spent: Spent, claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
+    """What a client's policy makes of a run, for people."""
+    many = f"{counted(taken, 'round')} of {plan.scenario.rounds:,}, the most that one client is asked in"
+    return [
+        ("policy", f"allows it: {many}"),
+        ("the client", f"spends {spent} in this run"),
+        *_claim_rows(claims),
+        ("note", "the claim is that of a server all of whose clients are like this one, and answer in every round"),
     ]
 
 

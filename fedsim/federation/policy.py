@@ -49,6 +49,11 @@ class Policy(Section):
     """The ε that all releases of this data may spend together, for ever; at `delta`, for one `unit`."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """The δ of `largest_epsilon`; well below one over the number of units."""
+    largest_epsilon_a_run: float | None = Field(6.0, gt=0)
+    """The ε that one run may spend, so that no single one has all of `largest_epsilon`; a run that is resumed is a new
+    one here. null: no bound of its own."""
+    largest_epsilon_a_day: float | None = Field(6.0, gt=0)
+    """The ε that the releases of 24 hours may spend together, by this machine's clock. null: no bound of its own."""
     most_local_epochs: int = Field(10, ge=1)
     """Passes over the data in a round, at most."""
     smallest_batch: int = Field(8, ge=1)
@@ -74,6 +79,8 @@ class Policy(Section):
     are public. They are taken from its own rows, and no noise covers that. Without it only npz and images are read."""
     smallest_text: int = Field(32, ge=2)
     """Tokens in an example of a text, at least: the server says where a text is cut, and each piece is an example."""
+    smallest_cohort: int = Field(3, ge=2)
+    """Clients whose updates secure aggregation must add up, at least: each of two knows the other's from their sum."""
     count_noise_of_others: bool = False
     """Under secure aggregation clients share the noise. false: only this client's own share counts, because nothing
     proves that the others are there. true: the owner trusts the cohort, and the noise of the whole sum counts."""
@@ -95,7 +102,8 @@ class Policy(Section):
     @property
     def budget(self) -> Budget:
         """What the ledger holds this client to."""
-        return Budget(self.unit, self.largest_epsilon, self.delta, self.rounds_a_day)
+        caps = (self.largest_epsilon_a_run, self.largest_epsilon_a_day)
+        return Budget(self.unit, self.largest_epsilon, self.delta, self.rounds_a_day, *caps)
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,9 @@ def _scenario_problems(policy: Policy, scenario: Scenario) -> Iterator[str]:
         yield f"model {scenario.model.name} is not among {', '.join(policy.models)}; ask for one of them"
     if scenario.strategy.name not in policy.strategies:
         yield f"strategy {scenario.strategy.name} is not among {', '.join(policy.strategies)}; ask for one of them"
+    cohort = scenario.cohort.size or scenario.cohort.population
+    if scenario.defence.secure_aggregation and cohort is not None and cohort < policy.smallest_cohort:
+        yield f"secure aggregation would add up {cohort} clients, at least {policy.smallest_cohort} are required"
     if (length := getattr(scenario.data, "length", policy.smallest_text)) < policy.smallest_text:
         yield f"data.length is {length}, at least {policy.smallest_text} tokens of a text are an example"
 

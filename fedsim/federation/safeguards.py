@@ -130,6 +130,22 @@ class Safeguards:
         request = request_of(scenario, config, model.numel(), examples)
         charge_request(self._policy(), Ledger(self.ledger, create=False), scenario, request, self.run)
 
+    def check_holders(self, holders: object, what: str) -> None:
+        """PolicyError for what are not enough numbers of clients of this federation, each once.
+
+        The share of holder −1 would be the secret itself, and who stands there twice would be two of a threshold.
+        """
+        numbers = holders if isinstance(holders, list) else []
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        if not whole or not all(0 <= number < self.clients for number in numbers):
+            raise PolicyError(
+                f"the server names holders that are no clients: they are numbered from 0 to {self.clients - 1}"
+            )
+        if len(set(numbers)) != len(numbers):
+            raise PolicyError("the server names a client twice among those of a sum")
+        if len(numbers) < (least := self._policy().smallest_cohort):
+            raise PolicyError(f"the server would {what} {len(numbers)} clients, smallest_cohort is {least}")
+
     def answer_once(self, what: str) -> None:
         """Write down, durably, that something is going to be answered; PolicyError, if it was already."""
         if self.ledger is None:

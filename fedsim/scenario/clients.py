@@ -19,6 +19,10 @@ class _Strategy(Section):
     """Momentum of the server's SGD."""
     most_examples: int = Field(1_000_000, ge=1)
     """A client that says it has more is refused: one that lies could outweigh everybody."""
+    largest_weight: float | None = Field(None, ge=1)
+    """A client counts for at most so many times the median weight of its round (the lower of two in the middle); null:
+    10 in a deployment, and no bound in a simulation, where nobody lies. Secure aggregation hides weights, and bounds
+    none: use weighting uniform there."""
 
 
 class FedAvgStrategy(_Strategy):

@@ -30,7 +30,7 @@ model: {name: mlp, hidden: [16]}
 client: {epochs: 1, batch_size: 64, learning_rate: 0.5}
 cohort: {population: 3}
 rounds: 2
-defence: {example_dp: {noise_multiplier: 1.0, clipping_norm: 1.0}}
+defence: {example_dp: {noise_multiplier: 1.2, clipping_norm: 1.0}}
 seed: 5
 """
 
@@ -133,7 +133,7 @@ def test_what_the_policy_does_not_allow_is_refused_and_the_operator_is_told(
     federation: Federation, tmp_path: Path
 ) -> None:
     scenario = tmp_path / "weak.yaml"
-    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.0", "noise_multiplier: 0.1"))
+    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.2", "noise_multiplier: 0.1"))
     done = federation.fedsim(
         "deploy",
         "submit",

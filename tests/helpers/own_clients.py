@@ -21,7 +21,8 @@ from fedsim.privacy.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario_file import dump_scenario
 
-VOUCHED = "smallest_examples: {0}\nlargest_examples: {0}\nlargest_epsilon: 1.0e+9\ncount_noise_of_others: true\n"
+VOUCHED = "smallest_examples: {0}\nlargest_examples: {0}\nlargest_epsilon: 1.0e+9\nlargest_epsilon_a_run: null\n"
+VOUCHED += "largest_epsilon_a_day: null\ncount_noise_of_others: true\n"
 """A policy that vouches for one number of rows."""
 NAMES = np.array(["red", "green", "blue"])
 
