@@ -142,8 +142,8 @@ def opacus_dp_sgd(
 ) -> Subject:
     """One step of a linear model of 2·`width` weights; the row that is removed has a gradient far beyond the norm.
 
-    The data sets have `rows` and `rows` − 1 rows; with `zeroed` both have `rows`, and the row is made zero. Claimed is the
-    larger ε that Opacus's accountant computes for the two. `rate` is given by hand, with B as the divisor.
+    The data sets have `rows` and `rows` − 1 rows; with `zeroed` both have `rows`, and the row is made zero. Claimed is
+    the larger ε that Opacus's accountant computes for the two. `rate` is given by hand, with B as the divisor.
     """
     from fedsim.privacy.accounting import Mechanism, epsilon
 

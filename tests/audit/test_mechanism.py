@@ -56,7 +56,7 @@ def test_ten_lines_are_enough() -> None:
 
 def test_half_the_noise_is_found_without_being_told_where() -> None:
     verdict = audit_mechanism(noisy_sum, Claim(0.2), trials=20_000)
-    assert "domain=(low, high)" in verdict.evidence or "1 in coordinate 0" in verdict.evidence
+    assert "give domain=(low, high) if records cannot be so" in verdict.evidence
     assert verdict.status == "violated"
     assert 0.2 < verdict.lower <= 0.5
     assert verdict.p_value <= 0.05
@@ -380,15 +380,6 @@ def test_a_mechanism_that_stops_answering_is_not_called_consistent() -> None:
         return float(np.clip(x, -1, 1).sum())
 
     assert audit_mechanism(guarded, Claim(1.0), trials=20_000).status == "inconclusive"
-
-
-def test_a_refusal_that_depends_on_a_record_is_a_leak() -> None:
-    def picky(x: np.ndarray, rng: np.random.Generator) -> float:
-        if (np.abs(x) >= 1).any():
-            raise ValueError("out of range")
-        return rng.laplace()
-
-    assert audit_mechanism(picky, Claim(1.0), trials=20_000).status == "violated"
 
 
 def test_the_power_does_not_depend_on_an_odd_number_of_runs() -> None:
