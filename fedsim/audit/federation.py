@@ -34,7 +34,7 @@ from fedsim.audit.estimators import (
 )
 from fedsim.audit.evidence.claim_tests import GUESSES, family_of, guess, p_values
 from fedsim.audit.evidence.federated import Evidence
-from fedsim.audit.verdict import POWER, Claim, Gap, Test, Verdict, decide, nothing_proved
+from fedsim.audit.verdict import POWER, Claim, DecidingTest, Gap, Verdict, decide, nothing_proved
 from fedsim.privacy import Mechanism, PrivacyClaim, smallest_noise
 from fedsim.privacy.accounting import account
 from fedsim.privacy.loss import FINE, ROUGH, Grid
@@ -90,7 +90,7 @@ def judge(evidence: Evidence, confidence: float = 0.95, guess_share: float = GUE
         gap=_gap(evidence, estimates),
         settle=_settle(evidence, error, further),
         evidence=f"{correct} of {guesses} guesses about {len(evidence.included)} canaries right" if guesses else "",
-        test=Test(name, "A" if name == "one run" else "B", of="releases"),
+        test=DecidingTest(name, "A" if name == "one run" else "B", of="releases"),
         refuted_by=_seen(name, evidence),
     )
     return Finding(verdict, _numbers(evidence, tests, correct, guesses))

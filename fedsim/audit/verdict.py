@@ -24,12 +24,25 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal
 
+from fedsim.audit.claim import Claim, ClaimLike
 from fedsim.audit.estimate import Estimate, Tier
 from fedsim.errors import AuditError
-from fedsim.privacy.claim import Adjacency, Unit
-from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
+from fedsim.privacy.rounding import p_value_text, rounded_down
+
+__all__ = [
+    "LEAST",
+    "POWER",
+    "Claim",
+    "ClaimLike",
+    "DecidingTest",
+    "Gap",
+    "Status",
+    "Verdict",
+    "decide",
+    "nothing_proved",
+]
 
 Status = Literal["consistent", "violated", "inconclusive"]
 POWER = 0.9
@@ -37,54 +50,6 @@ POWER = 0.9
 
 LEAST = 0.1
 """The ε by which it must be worse at least, lest a claim of next to nothing need endless runs."""
-
-
-class ClaimLike(Protocol):
-    """What an audit must know of a claim; a `PrivacyClaim` is one."""
-
-    @property
-    def epsilon(self) -> float:
-        """ε."""
-
-    @property
-    def delta(self) -> float:
-        """δ."""
-
-    @property
-    def unit(self) -> Unit:
-        """Who is protected."""
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """What neighbours differ by."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """(epsilon, delta)-differential privacy of one unit, for neighbours in the sense of `adjacency`."""
-
-    epsilon: float
-    delta: float = 0.0
-    unit: Unit = "example"
-    adjacency: Adjacency = "add/remove"
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be tested."""
-        if not 0 <= self.epsilon < math.inf:
-            raise AuditError(f"epsilon is {self.epsilon!r}; a claim that can be tested is a number of at least 0")
-        if not 0 <= self.delta < 1:
-            raise AuditError(f"delta is {self.delta!r}; it must be at least 0 and below 1")
-        for field, kinds in (("unit", get_args(Unit)), ("adjacency", get_args(Adjacency))):
-            if getattr(self, field) not in kinds:
-                raise AuditError(f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(kinds)}")
-
-    @classmethod
-    def of(cls, claim: ClaimLike) -> Claim:
-        """The part of any claim that can be tested."""
-        return cls(float(claim.epsilon), float(claim.delta), claim.unit, claim.adjacency)
-
-    def __str__(self) -> str:
-        return f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g} ({self.adjacency} one {self.unit})"
 
 
 @dataclass(frozen=True)
@@ -108,10 +73,8 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Test:
+class DecidingTest:
     """The test that a p-value belongs to, and what it refutes when it rejects."""
-
-    __test__ = False  # no test of pytest's
 
     name: str = "exact test"
     tier: Tier = "A"
@@ -140,7 +103,7 @@ class Verdict:
     """The data sets and the event on which most was seen."""
     check: str = ""
     """Python that makes the two data sets; empty where there is none, or where they are large."""
-    test: Test = dataclasses.field(default_factory=Test)
+    test: DecidingTest = dataclasses.field(default_factory=DecidingTest)
     """What `p_value` is of."""
 
     def __post_init__(self) -> None:
@@ -193,7 +156,9 @@ class Verdict:
             rest = {field.name: fields[field.name] for field in dataclasses.fields(cls) if field.name not in _LATER}
             claim, gap = Claim(**rest.pop("claim")), Gap(**rest.pop("gap"))
             estimates = tuple(_estimate(estimate) for estimate in rest.pop("estimates"))
-            test = Test(**fields["test"]) if "test" in fields else _test_of_old(claim, estimates, fields["status"])
+            test = (
+                DecidingTest(**fields["test"]) if "test" in fields else _test_of_old(claim, estimates, fields["status"])
+            )
         except (KeyError, TypeError) as error:
             raise AuditError(
                 f"verdict: {error} is missing or unknown; it must be as Verdict.to_dict writes it"
@@ -219,7 +184,7 @@ def decide(
     settle: str = "",
     evidence: str = "",
     check: str = "",
-    test: Test | None = None,
+    test: DecidingTest | None = None,
     refuted_by: str = "",
     open_question: str = "",
 ) -> Verdict:
@@ -241,7 +206,7 @@ def decide(
         refuted_by: what was seen, for the sentence; by default the evidence.
         open_question: what must be known before the claim can be called consistent, and how to say it.
     """
-    test = test or Test()
+    test = test or DecidingTest()
     violated = bool(estimates) and _refuted(claim, estimates, p_value, confidence, test)
     suspected = _suspected(claim, estimates)
     quiet = power >= POWER and not suspected and not open_question
@@ -271,7 +236,9 @@ def nothing_proved(claim: Claim, confidence: float) -> Estimate:
     return Estimate(0.0, None, confidence, "no test without a model", "A", claim.delta, (why,))
 
 
-def _refuted(claim: Claim, estimates: Sequence[Estimate], p_value: float, confidence: float, test: Test) -> bool:
+def _refuted(
+    claim: Claim, estimates: Sequence[Estimate], p_value: float, confidence: float, test: DecidingTest
+) -> bool:
     return p_value <= 1 - confidence and (test.of == "releases" or estimates[0].lower > claim.epsilon)
 
 
@@ -287,7 +254,7 @@ def _reason(
     power: float,
     factor: float,
     violated: bool,
-    test: Test,
+    test: DecidingTest,
     seen: str,
 ) -> str:
     if violated:
@@ -310,10 +277,10 @@ def _reason(
     return reason
 
 
-def _test_of_old(claim: Claim, estimates: Sequence[Estimate], status: str) -> Test:
+def _test_of_old(claim: Claim, estimates: Sequence[Estimate], status: str) -> DecidingTest:
     """Which kind of test decided, in a file that does not say so."""
     decided = status != "violated" or (estimates[0].tier == "A" and estimates[0].lower > claim.epsilon)
-    return Test() if decided else Test("a test of the claimed releases", "B", "releases")
+    return DecidingTest() if decided else DecidingTest("a test of the claimed releases", "B", "releases")
 
 
 def _estimate(fields: Mapping[str, Any]) -> Estimate:
