@@ -13,6 +13,7 @@ from fedsim.errors import AuditError
 from fedsim.run_command import interruptible, locating
 
 if TYPE_CHECKING:
+    from fedsim.audit.blackbox.pairs import Pair
     from fedsim.audit.blackbox.search import Count
     from fedsim.federation.run import Run
     from fedsim.scenario import AuditSection, Scenario
@@ -49,13 +50,14 @@ def audit_function(
         screen.show_json({**found, "report": str(written) if written else None})
     else:
         last = [("report", str(written) if written else "none; with --out FOLDER there is a page with figures")]
-        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict()), *last])
+        made = [("  the pair", verdict.check)] if verdict.check else []
+        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict()), *made, *last])
 
 
 def _keep(
     found: Mapping[str, Any], count: Count | None, options: Mapping[str, Any], out: Path, no_report: bool
 ) -> Path | None:
-    """Write the result, as that of a run, and the report to a new folder; the path of the report."""
+    """Write the result, as that of a run, the pair counted on and the report to a new folder; the report's path."""
     from fedsim.audit.blackbox.tier_b import numbers_of
     from fedsim.audit.results import write_audit
 
@@ -63,11 +65,28 @@ def _keep(
     numbers = {} if count is None else numbers_of(count)
     result = {"kind": "mechanism", "settings": dict(options), **found, "numbers": numbers}
     write_audit(out, found["target"], "mechanism", result)
+    if count is not None:
+        _keep_pair(count.pair, out / "pair.npz")
     if no_report:
         return None
     from fedsim.report import write_report
 
     return write_report(out)
+
+
+def _keep_pair(pair: Pair, path: Path) -> None:
+    """The two data sets as `first` and `second`, where they are arrays of numbers."""
+    import io
+
+    import numpy as np
+
+    from fedsim.federation.folder import write_durably
+
+    parts = {"first": pair.first, "second": pair.second}
+    if all(isinstance(part, np.ndarray) and part.dtype.kind in "fiub" for part in parts.values()):
+        content = io.BytesIO()
+        np.savez(content, **parts)
+        write_durably(path, content.getvalue())
 
 
 def open_target(
