@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedsim.attacks.exact_certificate import radius
 from fedsim.attacks.exact_layer import LayerBatch, invert_layer
 from fedsim.attacks.matching import matching_loss
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, layer_inputs, leaf_layers
@@ -41,13 +42,16 @@ def exact(observation: Observation, knowledge: Knowledge, settings: ExactAttack,
     inputs = inputs.float().reshape(-1, *knowledge.input_shape)
     labels = _labels(observation, head(layers), inputs)
     loss = float("nan") if labels is None else matching_loss(observation, inputs, labels)
+    reach = radius(observation, knowledge, front, batch, labels)
+    certified = torch.isfinite(reach)
     return Reconstruction(
         attack="exact",
         inputs=inputs,
         labels=labels,
         loss=loss,
-        confidence=_confidence(batch),
-        certified=batch.certified,
+        confidence=_confidence(batch, certified),
+        certified=certified,
+        radius=reach,
         notes=(*batch.notes, *_remarks(observation, batch, scaled)),
     )
 
@@ -108,11 +112,11 @@ def _in_range(inputs: Tensor, knowledge: Knowledge) -> tuple[Tensor, bool]:
     return inputs / used.clamp_min(1e-12)[:, None], True
 
 
-def _confidence(batch: LayerBatch) -> Tensor:
+def _confidence(batch: LayerBatch, certified: Tensor) -> Tensor:
     """Certified items are certain; others have a score of how well they agree with their neurons, no probability."""
     whole = len(batch.inputs) == batch.rank
     doubtful = max(0.0, 2 * batch.consistency - 1) * (0.9 if whole else 0.1)
-    return torch.where(batch.certified, 1 - 1e-6, doubtful).float()
+    return torch.where(certified, 1 - 1e-6, doubtful).float()
 
 
 def _remarks(observation: Observation, batch: LayerBatch, scaled: bool) -> list[str]:
