@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks.exact_certificate import radius
+from fedsim.attacks.exact_certificate import in_words, radius
 from fedsim.attacks.exact_layer import LayerBatch, invert_layer
 from fedsim.attacks.matching import matching_loss
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, layer_inputs, leaf_layers
@@ -52,7 +52,7 @@ def exact(observation: Observation, knowledge: Knowledge, settings: ExactAttack,
         confidence=_confidence(batch, certified),
         certified=certified,
         radius=reach,
-        notes=(*batch.notes, *_remarks(observation, batch, scaled)),
+        notes=(*batch.notes, *_remarks(observation, batch, scaled), *_stated(knowledge, batch, reach)),
     )
 
 
@@ -130,3 +130,19 @@ def _remarks(observation: Observation, batch: LayerBatch, scaled: bool) -> list[
     if scaled:
         remarks.append("the scale of each input was chosen so that it touches the value range")
     return remarks
+
+
+def _stated(knowledge: Knowledge, batch: LayerBatch, reach: Tensor) -> list[str]:
+    """What the certificates certify, and how many inputs that satisfy the layer's equations have none."""
+    certified = torch.isfinite(reach)
+    stated = []
+    if certified.any():
+        largest = in_words(float(reach[certified].max()), knowledge)
+        stated.append(f"certified: the client holds an example within {largest} of it, in every value")
+    withheld = int((batch.certified & ~certified).sum())
+    if withheld:
+        stated.append(
+            f"{withheld} of {len(reach)} inputs satisfy the first layer's equations and are not certified: each may be"
+            " the mean of several similar or equal examples, or rounding leaves too much room"
+        )
+    return stated

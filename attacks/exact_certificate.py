@@ -10,8 +10,8 @@ its own, and no direction is a mean. It holds for any loss, clipping, and for su
 
 **The count.** One gradient of a batch of B holds each example with the weight 1/B. Let p be an input that was found, g
 its gradient, y its label, and q = 1 - softmax_y(f(p)). The network's own gradient at p is d(p, y)/B; the observed one
-is g = k d(p, y)/B, so that k is measured. Were g the sum of examples of one label, in a region in which f is affine, then
-(softmax(f_i) - e_y) = a_i k (softmax(f(p)) - e_y) for each, and f(p) = sum a_i f_i. Both together give
+is g = k d(p, y)/B, so that k is measured. Were g the sum of examples of one label in a region in which f is affine,
+then (softmax(f_i) - e_y) = a_i k (softmax(f(p)) - e_y) for each, and f(p) = sum a_i f_i. Both together give
 
     H(a) = log k + log(1 - q) - sum a_i log(1 - a_i k q) <= logit(k q) - logit(q),         H(a) = -sum a_i log a_i.
 
@@ -19,7 +19,7 @@ So an excess of log-odds of zero, where k = 1, means one example; an excess of h
 that all but a share b of the weight, b log(1/b) + (1 - b) log(1/(1 - b)) = h, is that of one example, and p is within
 b times the range of the values of it. Two equal weights have h = log 2. What float32 makes of h is added: a client's
 softmax is rounded to 2^-24, which is much of a small q: where a network is certain of its example, h is uncertain by
-2^-22 / q. Sums of examples of different labels, or of different regions, have the gradient of their mean by chance only:
+2^-22 / q. A sum of examples of different labels, or of different regions, has the gradient of its mean by chance only:
 for that h must be known to _CHANCE.
 
 Repeated rows have k = 2, and are not certified: x + e and x - e, if e changes no logit, have the gradient of x twice.
@@ -128,6 +128,11 @@ def _spread(knowledge: Knowledge, batch: LayerBatch) -> float:
     """The range of the values; twice that of what was found, where it is not known."""
     if knowledge.bounds is None:
         return 2 * float(batch.inputs.max() - batch.inputs.min())
+    return _range(knowledge)
+
+
+def _range(knowledge: Knowledge) -> float:
+    assert knowledge.bounds is not None
     low, high = knowledge.bounds
     return float((high - low).max())
 
@@ -158,3 +163,11 @@ def _minority(entropy: Tensor) -> Tensor:
         small = torch.special.entr(middle) + torch.special.entr(1 - middle) < entropy
         low, high = torch.where(small, middle, low), torch.where(small, high, middle)
     return high
+
+
+def in_words(radius: float, knowledge: Knowledge) -> str:
+    """A radius for people, rounded up: grey levels of images, else the unit of the values."""
+    image = knowledge.kind == "image" and knowledge.bounds is not None
+    scale = 255 / _range(knowledge) if image else 1.0
+    step = 10.0 ** (math.floor(math.log10(max(radius * scale, 1e-9))) - 1)
+    return f"{math.ceil(radius * scale / step) * step:.2g}" + (" grey levels of 256" if image else "")
