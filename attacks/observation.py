@@ -126,6 +126,9 @@ class Reconstruction:
     """(n, columns) in [0, 1]: the confidence of each cell of a table, in the order of the encoding's columns."""
     certified: Tensor | None = None
     """(n,) bool; None: this attack certifies nothing."""
+    radius: Tensor | None = None
+    """(n,) no value of a certified item is further from that of an example of the client; infinite where not certified,
+    None: not computed."""
     label_counts: Tensor | None = None
     """(classes,) how many examples of each class the attacker counts, where it counts them."""
     notes: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ from fedsim.scenario import TabularAttack
 
 _FEW = 10  # rows, up to which exact inversion costs seconds
 _UNEXPLAINED = 0.1  # of what the rows found leave, above which agreement on the others is no evidence
+_CLOSE = 0.05  # standard deviations that a number of a certified row may be off
 _VOID = 0.9  # the most that is said of found cells once the whole batch contradicts some of them
 _WRONG_WEIGHT = 1e-3  # matching loss of a complete batch, above which nothing is proved
 
@@ -168,7 +169,8 @@ def _inverted(
     batch = invert_layer(
         stack.weights[0], stack.biases[0] if bias is not None else None, weight[:, :-1], bias, seed=seed
     )
-    sure = batch.certified
+    every_one = batch.rank == left and batch.complete  # else a row may be the mean of several
+    sure = batch.certified & (batch.radius <= _CLOSE) & every_one
     x = snap(project(batch.inputs[sure], encoding), encoding)
     near = (x - batch.inputs[sure]).abs().amax(1) < 0.05
     x, outputs = x[near], batch.output_gradients[sure][near]

@@ -285,6 +285,7 @@ def _tensors(result: Reconstruction) -> dict[str, Tensor]:
         "labels": result.labels,
         "cells": result.cells,
         "certified": result.certified.to(torch.uint8) if result.certified is not None else None,
+        "radius": result.radius,
     }
     return {name: tensor.detach().contiguous() for name, tensor in named.items() if tensor is not None}
 
