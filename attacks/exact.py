@@ -46,7 +46,7 @@ def exact(observation: Observation, knowledge: Knowledge, settings: ExactAttack,
         inputs=inputs,
         labels=labels,
         loss=loss,
-        confidence=_confidence(batch),
+        score=_score(batch),
         certified=batch.certified,
         notes=(*batch.notes, *_remarks(observation, batch, scaled)),
     )
@@ -108,8 +108,8 @@ def _in_range(inputs: Tensor, knowledge: Knowledge) -> tuple[Tensor, bool]:
     return inputs / used.clamp_min(1e-12)[:, None], True
 
 
-def _confidence(batch: LayerBatch) -> Tensor:
-    """Certified items are certain; others have a score of how well they agree with their neurons, no probability."""
+def _score(batch: LayerBatch) -> Tensor:
+    """Certified items first; the others by how well they agree with their neurons."""
     whole = len(batch.inputs) == batch.rank
     doubtful = max(0.0, 2 * batch.consistency - 1) * (0.9 if whole else 0.1)
     return torch.where(batch.certified, 1 - 1e-6, doubtful).float()
