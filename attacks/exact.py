@@ -49,7 +49,7 @@ def exact(observation: Observation, knowledge: Knowledge, settings: ExactAttack,
         inputs=inputs,
         labels=labels,
         loss=loss,
-        confidence=_confidence(batch, certified),
+        score=_score(batch, certified),
         certified=certified,
         radius=reach,
         notes=(*batch.notes, *_remarks(observation, batch, scaled), *_stated(knowledge, batch, reach)),
@@ -112,8 +112,8 @@ def _in_range(inputs: Tensor, knowledge: Knowledge) -> tuple[Tensor, bool]:
     return inputs / used.clamp_min(1e-12)[:, None], True
 
 
-def _confidence(batch: LayerBatch, certified: Tensor) -> Tensor:
-    """Certified items are certain; others have a score of how well they agree with their neurons, no probability."""
+def _score(batch: LayerBatch, certified: Tensor) -> Tensor:
+    """Certified items first; the others by how well they agree with their neurons."""
     whole = len(batch.inputs) == batch.rank
     doubtful = max(0.0, 2 * batch.consistency - 1) * (0.9 if whole else 0.1)
     return torch.where(certified, 1 - 1e-6, doubtful).float()

@@ -64,6 +64,8 @@ def polished(
         parts = stack.gradient(x, found.labels, weight)
         return sum(float((a - b).square().sum()) for a, b in zip(gradient, parts, strict=True))
 
+    if not len(cells.numbers):
+        return found
     weight = found.copies * scale / found.copies.sum()
     best, lowest = found.inputs, misfit(found.inputs)
     for _ in range(3):

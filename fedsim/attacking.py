@@ -187,13 +187,25 @@ def _results(settings: AttackSection, cases: Sequence[Case], seed: int) -> list[
         if isinstance(settings, FedAvgAttack):
             from fedsim.attacks.fedavg import fedavg_clients
 
-            return list(fedavg_clients([(case.observations, case.knowledge) for case in cases], settings, seed=seed))
-        first = cases[0]
-        return [attack_named(settings.name)(first.observations[0], first.knowledge, settings, seed=seed)]
+            pairs = [(case.observations, case.knowledge) for case in cases]
+            found = list(fedavg_clients(pairs, settings, seed=seed))
+        else:
+            first = cases[0]
+            found = [attack_named(settings.name)(first.observations[0], first.knowledge, settings, seed=seed)]
+        return [_judged(settings, case, result, seed) for case, result in zip(cases, found, strict=True)]
     except AttackError as error:
         if len(cases) == 1:
             return [error]
         return [result for case in cases for result in _results(settings, [case], seed)]
+
+
+def _judged(settings: AttackSection, case: Case, result: Reconstruction, seed: int) -> Reconstruction:
+    """With a calibrated confidence of the images, or a note that there is none."""
+    from fedsim.attacks.shadow_images import judged
+
+    first, shadows = case.observations[0], getattr(settings, "shadows", 0)
+    attack = attack_named(settings.name)
+    return judged(attack, result, first, case.knowledge, settings, shadows=shadows, seed=seed)
 
 
 def _entry(
@@ -235,6 +247,7 @@ def _entry(
         "loss": result.loss if math.isfinite(result.loss) else None,
         "certified": int(result.certified.sum()) if result.certified is not None else None,
         "label_counts": result.label_counts.tolist() if result.label_counts is not None else None,
+        "event": result.event,
         "notes": list(result.notes),
         "tried": list(result.tried),
         "untried": list(result.untried),
@@ -281,6 +294,7 @@ def _true_rows(run: Run, observation: Observation, known: int) -> Tensor | None:
 def _tensors(result: Reconstruction) -> dict[str, Tensor]:
     named = {
         "inputs": result.inputs,
+        "score": result.score,
         "confidence": result.confidence,
         "labels": result.labels,
         "cells": result.cells,

@@ -55,7 +55,8 @@ class ItemScore:
     """Every pixel within half a grey level; every cell, every token the same."""
     leaked: bool
     """Right, where a stranger's best guess for this original is not."""
-    confidence: float
+    confidence: float | None
+    """A lower bound of the probability that it is right; None where the attack was not calibrated."""
     certified: bool
     label_right: bool | None
     metrics: Mapping[str, float]
@@ -122,8 +123,8 @@ class ReconstructionScore:
 
     @property
     def reliability(self) -> tuple[tuple[float, bool], ...]:
-        """(confidence, right) of every item."""
-        return tuple((item.confidence, item.right) for item in self.items)
+        """(confidence, right) of every item, where the attack was calibrated."""
+        return tuple((item.confidence, item.right) for item in self.items if item.confidence is not None)
 
     def sentence(self) -> str:
         """Did it work? For people."""
@@ -296,7 +297,7 @@ def _check(reconstruction: Reconstruction, originals: Tensor, knowledge: Knowled
                 f"{name} of {reconstruction.attack} have shape {tuple(tensor.shape)}, but an input has"
                 f" {knowledge.input_shape}; score what the attack was played on"
             )
-    for name in ("confidence", "labels", "cells", "certified", "radius"):
+    for name in ("score", "confidence", "labels", "cells", "certified", "radius"):
         value: Tensor | None = getattr(reconstruction, name)
         if value is not None and n and len(value) != n:
             raise AttackError(
@@ -317,14 +318,14 @@ def _items(
     guessed: Sequence[bool],
     shown: Shown,
 ) -> tuple[ItemScore, ...]:
-    mine, certified = reconstruction.labels, reconstruction.certified
+    mine, certified, sure = reconstruction.labels, reconstruction.certified, reconstruction.confidence
     return tuple(
         ItemScore(
             original=original,
             right=item in near,
             exact=item in same,
             leaked=item in near and not guessed[original],
-            confidence=float(reconstruction.confidence[item]),
+            confidence=None if sure is None else float(sure[item]),
             certified=bool(certified[item]) if certified is not None else False,
             label_right=bool((mine[item] == labels[original]).all()) if mine is not None and original >= 0 else None,
             metrics=metrics.get(item, {}),

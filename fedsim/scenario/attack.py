@@ -22,6 +22,12 @@ class _Attack(Section):
     """Wall-clock budget for one update, after which the best so far is returned; results then depend on the machine."""
 
 
+class _ImageAttack(_Attack):
+    shadows: int = Field(0, ge=0, le=1000)
+    """So many batches of public images (adversary.knows.public_rows) are attacked likewise, to give each image a lower
+    bound of the probability that it is right; 60 can show 95%. Each costs as much as the attack; 0: no probability."""
+
+
 class LabelsAttack(_Attack):
     """Which classes were in the batch, and how many of each, from the last layer's gradient."""
 
@@ -29,21 +35,21 @@ class LabelsAttack(_Attack):
     """Labels only; the other attacks begin with it."""
 
 
-class ClosedFormAttack(_Attack):
+class ClosedFormAttack(_ImageAttack):
     """Inputs by division and linear algebra: one example, examples alone in a row, linear models."""
 
     name: Literal["closed-form"]
     """x = dL/dW / dL/db, and its relatives."""
 
 
-class ExactAttack(_Attack):
+class ExactAttack(_ImageAttack):
     """The whole batch from the low rank and the sparsity of a linear-ReLU layer's gradient (SPEAR, 2024)."""
 
     name: Literal["exact"]
     """Exact, with a certificate, where the layer is wide enough."""
 
 
-class GradientMatchingAttack(_Attack):
+class GradientMatchingAttack(_ImageAttack):
     """argmin over x of d(gradient of the loss at x, observed gradient) + sum of weighted priors R(x)."""
 
     name: Literal["gradient-matching"]
@@ -84,7 +90,7 @@ class TabularAttack(_Attack):
     """Rows of a table: exact where possible, else an ensemble of relaxed starts, matched and pooled (TabLeak, 2023)."""
 
     name: Literal["tabular"]
-    """Rows of a table, with a confidence for every cell."""
+    """Rows of a table, with a lower bound of the probability that a cell is right."""
     walkers: int = Field(256, ge=1)
     """Walkers that search the span of the gradients for single rows, all at once."""
     sweeps: int = Field(240, ge=0)
@@ -94,7 +100,8 @@ class TabularAttack(_Attack):
     iterations: int = Field(600, ge=1)
     """Steps of every member."""
     calibrate: bool = True
-    """Confidence as a probability, by a curve measured on other tables; false: the bare agreement of the members."""
+    """A lower bound of the probability that a cell is right, from other tables and a batch that the server makes itself
+    and attacks likewise, which doubles the time; false: no probability."""
 
 
 class TextAttack(_Attack):
@@ -106,14 +113,14 @@ class TextAttack(_Attack):
     """The most beginnings of sequences that are followed at once."""
 
 
-class ImprintAttack(_Attack):
+class ImprintAttack(_ImageAttack):
     """Reads what weights made to leak (adversary.active) have collected."""
 
     name: Literal["imprint"]
     """The second half of an active server's attack."""
 
 
-class FedAvgAttack(_Attack):
+class FedAvgAttack(_ImageAttack):
     """Simulates the client's local training on guessed inputs, and differentiates through it (Dimitrov et al. 2022)."""
 
     name: Literal["fedavg"]
@@ -164,7 +171,7 @@ class FedAvgAttack(_Attack):
     """Local steps whose graph is held at once; null: the square root of their number."""
 
 
-class AutomaticAttack(_Attack):
+class AutomaticAttack(_ImageAttack):
     """The ladder: whatever is exact first, then what fits the data; most certified, then the best matching loss."""
 
     name: Literal["auto"] = "auto"
@@ -197,5 +204,7 @@ class KnowledgeSection(Section):
     """It knows the range of the inputs (pixels in [0, 1], the bounds of a table's columns)."""
     statistics: bool = False
     """It knows the mean and standard deviation of each input over the held-out rows."""
+    public_rows: bool = False
+    """It holds the held-out rows as public examples of the same kind, to calibrate attacks on images (`shadows`)."""
     defence: bool = True
     """It knows the settings of the clients' defence and adapts to them."""
