@@ -170,8 +170,6 @@ def _claim_rows(claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
 
 def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
     """What would run, for programs."""
-    from fedsim.federation.notes import notes
-
     return {
         "name": plan.scenario.name,
         "data": plan.dataset.name,
@@ -184,18 +182,16 @@ def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
         "strategy": plan.scenario.strategy.name,
         "rounds": plan.scenario.rounds,
         "steps_per_round": plan.steps_per_round,
-        "messages": messages(plan),
+        "messages": plan.messages,
         "transcript_bytes": plan.transcript_bytes,
         "seconds": seconds,
-        "notes": notes(plan),
+        "notes": plan.notes,
         "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in plan.claims],
     }
 
 
 def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
     """What would run, for people."""
-    from fedsim.federation.notes import notes
-
     scenario, dataset = plan.scenario, plan.dataset
     shape = "x".join(map(str, dataset.x_train.shape[1:]))
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
@@ -212,10 +208,10 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("model", f"{scenario.model.name}, {plan.parameters:,} parameters"),
         ("training", f"{scenario.strategy.name}, {rounds(scenario)}, {steps} for a client in a round"),
         ("defence", _defence(plan)),
-        ("server sees", f"{messages(plan):,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
+        ("server sees", f"{plan.messages:,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
         ("time", f"about {duration(seconds)} on this machine, some more for the report{_and_attacks(scenario)}"),
         *_claim_rows(plan.claims),
-        *(("note", note) for note in notes(plan)),
+        *(("note", note) for note in plan.notes),
     ]
 
 
@@ -252,12 +248,6 @@ def clients(population: int, cohort: float, sampling: str) -> str:
         if cohort < population
         else f"all {population:,} clients"
     )
-
-
-def messages(plan: Plan) -> int:
-    """What passes the server: the model of each round, and an answer of each client, or one sum."""
-    sums = plan.scenario.defence.secure_aggregation
-    return sum(1 + (1 if sums else len(cohort)) for cohort in plan.cohorts)
 
 
 def _defence(plan: Plan) -> str:

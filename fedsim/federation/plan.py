@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Partition, label_counts
-from fedsim.errors import ModelError, ScenarioError
+from fedsim.errors import ModelError, ScenarioError, counted
 from fedsim.federation.asked import Asked, Rows
 from fedsim.federation.client import local_work, workplace
 from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
@@ -34,7 +34,7 @@ from fedsim.training import Layout, batch_schedule, check_private_training, trai
 PICTURED_CLIENTS = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A scenario with its data, its model, its cohorts and its privacy claims."""
 
@@ -49,6 +49,14 @@ class Plan:
     cohorts: tuple[Cohort, ...]
     noise: Noise
     curve: tuple[tuple[PrivacyClaim, ...], ...]
+
+    def __repr__(self) -> str:
+        scenario = self.scenario
+        return (
+            f"Plan({scenario.name!r}: {scenario.strategy.name}, {counted(scenario.rounds, 'round')},"
+            f" {counted(self.population, 'client')}, {scenario.model.name} with"
+            f" {counted(self.parameters, 'parameter')}, {counted(len(self.claims), 'privacy claim')})"
+        )
 
     @property
     def parameters(self) -> int:
@@ -71,6 +79,17 @@ class Plan:
         work = local_work(self.scenario, 0.0)
         rng = np.random.default_rng(0)
         return max((len(batch_schedule(size, work, rng)) for size in sizes if size), default=0)
+
+    @property
+    def messages(self) -> int:
+        """What passes the server: the model of each round, and an answer of each client, or one sum."""
+        sums = self.scenario.defence.secure_aggregation
+        return sum(1 + (1 if sums else len(cohort)) for cohort in self.cohorts)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of this scenario."""
+        return notes(self)
 
     @property
     def transcript_bytes(self) -> int:

@@ -53,11 +53,15 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row a round, from the round 0 before training on; `privacy` holds what had been spent by then."""
+        """One row a round, from the round 0 before training on.
+
+        `epsilon`, `delta`, `unit`, `adjacency` and `observer` say what had been spent by then: the first claim, which
+        is the one against the server. Further claims have the same columns with `_2`, `_3`, ...
+        """
         file = self.path / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
         with undamaged(file):
-            rows = [json.loads(line) for line in lines if line.endswith("\n")]
+            rows = [_flat(json.loads(line)) for line in lines if line.endswith("\n")]
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
     @cached_property
@@ -87,14 +91,18 @@ class Run:
 
     @property
     def attacks(self) -> pd.DataFrame:
-        """One row for each attack and update that it was played on, with its scores where the truth is known."""
+        """One row for each attack and update that it was played on, with its scores where the truth is known.
+
+        `right`, `exact` and `leaked` are numbers of examples, of the `originals`; `psnr`, `ssim`, `cells_right`, ...
+        are means over the originals.
+        """
         rows = []
         for file in sorted((self.path / "attacks").glob("[0-9][0-9][0-9]-*.json")):
-            content = json.loads(file.read_text())
-            for entry in content["observations"]:
-                measured = entry.pop("score") or {}
-                numbers = {key: value for key, value in measured.items() if isinstance(value, int | float | str)}
-                rows.append({"attack": content["attack"], "file": file.name, **entry, **numbers})
+            with undamaged(file):
+                content = json.loads(file.read_text())
+                for entry in content["observations"]:
+                    numbers = _scores(entry.pop("score") or {})
+                    rows.append({"attack": content["attack"], "file": file.name, **entry, **numbers})
         return pd.DataFrame(rows)
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -103,6 +111,25 @@ class Run:
             raise RunError(f"{self.path} is not finished; go on with it by fedsim run --resume {self.path}")
         weights: dict[str, torch.Tensor] = load_file(self.path / "model.safetensors")
         return weights
+
+
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics with its claims in columns."""
+    claims = line.pop("privacy", None) or []
+    for number, claim in enumerate(claims, start=1):
+        ending = "" if number == 1 else f"_{number}"
+        epsilon = float(claim["epsilon"])  # infinity is a text in JSON
+        line |= {f"{name}{ending}": value for name, value in {**claim, "epsilon": epsilon}.items()}
+    return line
+
+
+def _scores(measured: dict[str, Any]) -> dict[str, Any]:
+    """The numbers and words of a score: counts where it has shares, and every metric by its name."""
+    plain = {name: value for name, value in measured.items() if isinstance(value, int | float | str)}
+    shares = {name: value["right"] for name, value in measured.items() if isinstance(value, dict) and "of" in value}
+    if "certified" in shares:
+        shares["certified_right"] = shares.pop("certified")
+    return {**plain, **shares, **measured.get("metrics", {})}
 
 
 @contextmanager

@@ -120,6 +120,26 @@ class GamePlayed(_Object):
     data: tuple[str, ...] = ()
 
 
+class Ends(_Object):
+    """A number with its interval, at the confidence of the audit."""
+
+    value: Number
+    low: Number
+    high: Number
+
+
+class RateAt(_Object):
+    """The TPR of a game where the FPR is on average at most `at`, at a threshold chosen on other trials.
+
+    None where so few trials cannot resolve that FPR; `needed` trials can.
+    """
+
+    at: Rate
+    hits: Ends | None = None
+    alarms: Ends | None = None
+    needed: Many = 0
+
+
 class AuditNumbers(_Object):
     """The numbers of an audit; each kind has those of its own."""
 
@@ -142,7 +162,14 @@ class AuditNumbers(_Object):
     """Of the trials of a game, those with the record in."""
     advantage: Number | None = None
     allowed_advantage: Rate | None = None
+    advantage_interval: tuple[Number, Number] | None = None
     auc: Rate | None = None
+    auc_interval: tuple[Rate, Rate] | None = None
+    rates: tuple[RateAt, ...] = ()
+    looks_at: str = ""
+    """What the adversary of a game makes its score of."""
+    scope: str = ""
+    """What a game plays, and what of the federation it leaves out."""
     rows: tuple[SumRow, ...] = ()
     outcomes: tuple[SumOutcome, ...] = ()
     notes: tuple[str, ...] = ()
