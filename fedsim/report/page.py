@@ -73,7 +73,9 @@ def holds_only_audits(folder: Path) -> bool:
 
 def page_of(run: RunFiles) -> Page:
     """The report of a run."""
-    return Page(run.scenario.name, facts(run), sections_of(run), run.scenario.question, status(run))
+    return Page(
+        run.scenario.name, facts(run), sections_of(run), run.scenario.question, f"{warning(run)} {status(run)}".strip()
+    )
 
 
 def page_of_audits(audits: Sequence[Audit]) -> Page:
@@ -103,6 +105,18 @@ def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
     return (*first, *_reconstructed(run), *_claims(run), *audit_facts(run.audits))
+
+
+def warning(run: RunFiles) -> str:
+    """A sentence when files of the run are damaged, else nothing: what is below may then be wrong."""
+    if not run.damage:
+        return ""
+    shown = ", ".join(run.damage[:5]) + (f" and {len(run.damage) - 5:,} more" if len(run.damage) > 5 else "")
+    are = "is" if len(run.damage) == 1 else "are"
+    return (
+        f"Damaged: {shown} {are} missing, cut short or changed since the run was written, so this page may be wrong."
+        " Restore the folder from a backup, or run the scenario again."
+    )
 
 
 def status(run: RunFiles) -> str:
