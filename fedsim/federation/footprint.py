@@ -8,10 +8,7 @@ model, a chunk of clients side by side, and the updates of the whole cohort, whi
 
 from __future__ import annotations
 
-import os
-import resource
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +18,7 @@ from fedsim.data import Dataset, Partition
 from fedsim.data.partition import DividedPartition, DrawnPartition
 from fedsim.errors import ModelError, ScenarioError, counted, size
 from fedsim.federation.cohorts import expected_size
+from fedsim.machine import machine_memory
 from fedsim.models import build_model
 from fedsim.scenario import ImportedModel, ModelSection, Scenario
 from fedsim.training import Layout, layout_of
@@ -33,7 +31,6 @@ CHUNK = 32 << 20
 """Bytes that the clients of a chunk have, where two need no more."""
 EVALUATED = 1000
 """Examples that are evaluated at once."""
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -94,23 +91,6 @@ def checked_footprint(scenario: Scenario, dataset: Dataset, partition: Partition
     if largest == needed.batches:
         raise ModelError(f"{what}, most of it for the batches of clients; lower client.batch_size or engine.chunk")
     raise ModelError(f"{what}; use a smaller model")
-
-
-def machine_memory() -> int:
-    """The bytes of memory that this process may have at most: the machine's, its container's, or its own limit."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in map(Path, _LIMITS):
-        text = file.read_text().strip() if file.is_file() else ""
-        limits += [int(text)] if text.isdecimal() else []
-    own = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if own != resource.RLIM_INFINITY:
-        limits.append(max(0, own - _address_space()))
-    return min(limits)
-
-
-def _address_space() -> int:
-    file = Path("/proc/self/statm")
-    return int(file.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if file.is_file() else 0
 
 
 def _most_rows(partition: Partition) -> int:

@@ -24,7 +24,7 @@ def main() -> int:
         from scenario_fuzzer import Tally, failures, write_base
     else:
         from folder_fuzzer import Tally, failures, write_base  # type: ignore[assignment]
-    with tempfile.TemporaryDirectory(prog := "fedsim-fuzz-") as made:
+    with tempfile.TemporaryDirectory(prefix="fedsim-fuzz-") as made:
         folder = Path(made)
         os.chdir(folder)
         write_base(folder)

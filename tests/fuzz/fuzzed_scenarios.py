@@ -36,21 +36,23 @@ BASES: tuple[dict[str, Any], ...] = (
     {"data": {"source": "descriptions", "length": 8}, "model": {"name": "transformer", "dim": 8, "layers": 1}},
     {"model": {"name": "mlp"}, "adversary": {"active": {"kind": "imprint"}}, "attacks": ["imprint"]},
     {"partition": {"kind": "dirichlet", "alpha": 0.5}, "cohort": {"population": 4, "size": 2}},
-    {"audit": [{"kind": "game", "trials": 20}], "cohort": {"population": 1000}, "partition": {"examples_per_client": 5}},
+    {"audit": [{"kind": "game", "trials": 20}], "partition": {"examples_per_client": 5}},
 )  # fmt: skip
 
 TEXTS = (
-    "", " ", "x", "mnist", "nan", "null", "yes", "012", "a\x00b", "a\x1b[2Jb", "\u202egnp.exe", "\u2066a\u2069", "ÄÖ ü", "日本語", "🙂",
-    "x" * 300, "../../etc/passwd", "/dev/zero", "/dev/null", "~", "a\nb", "a\r\nb", "\ufeff", "\u0085", "%s%n{0}{x}", "[red]x[/red]",
-    "<script>alert(1)</script>", "import:os:getcwd", "import:os.path:join", "import:builtins:exit", "$HOME", "`id`", "'; --", "\ud800",
+    "", " ", "x", "mnist", "nan", "null", "yes", "012", "a\x00b", "a\x1b[2Jb", "\u202egnp.exe", "\u2066a\u2069", "ÄÖ ü", "日本語",
+    "🙂", "x" * 300, "../../etc/passwd", "/dev/zero", "/dev/null", "~", "a\nb", "a\r\nb", "\ufeff", "\u0085", "%s%n{0}{x}",
+    "[red]x[/red]", "<script>alert(1)</script>", "import:os:getcwd", "import:os.path:join", "import:builtins:exit", "$HOME", "`id`",
+    "'; --", "\ud800",
 )  # fmt: skip
 INTEGERS = (
-    0, 1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 64, 100, 999, 1000, 4096, 10**5, 10**6, 10**7, 10**9, 2**31 - 1, 2**31, 2**32, 2**53, 2**62,
-    2**63 - 1, 2**63, 2**64 - 1, 10**30, 10**400, -1, -(2**63), -(10**30),
+    0, 1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 64, 100, 999, 1000, 4096, 10**5, 10**6, 10**7, 10**9, 2**31 - 1, 2**31, 2**32, 2**53,
+    2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 10**400, -1, -(2**63), -(10**30),
 )  # fmt: skip
 NUMBERS = (
-    0.0, -0.0, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99, 1.0, 1.5, 2.0, 10.0, 100.0, 1e3, 1e6, 1e12, 1e30, 1e38, 1e39, 1e154, 1e300, 1e308,
-    1.7976931348623157e308, 1e-3, 1e-5, 1e-9, 1e-16, 1e-30, 1e-45, 1e-100, 1e-154, 1e-300, 2.2250738585072014e-308, 5e-324,
+    0.0, -0.0, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99, 1.0, 1.5, 2.0, 10.0, 100.0, 1e3, 1e6, 1e12, 1e30, 1e38, 1e39, 1e154,
+    1e300, 1e308, 1.7976931348623157e308, 1e-3, 1e-5, 1e-9, 1e-16, 1e-30, 1e-45, 1e-100, 1e-154, 1e-300,
+    2.2250738585072014e-308, 5e-324,
     1 - 2**-53, 1 + 2**-52, -1.0, -1e308, -5e-324,
 )  # fmt: skip
 NOT_FINITE = (math.nan, math.inf, -math.inf)
@@ -282,5 +284,6 @@ def _long_number(text: str, rng: Random) -> tuple[str, str | None]:
 
 
 TRICKS: tuple[Callable[[str, Random], tuple[str, str | None]], ...] = (
-    _anchor, _alias, _bomb, _twice, _tag, _documents, _merged, _nested, _cut, _characters, _swapped, _harmless, _long_number,
+    _anchor, _alias, _bomb, _twice, _tag, _documents, _merged, _nested, _cut, _characters, _swapped, _harmless,
+    _long_number,
 )  # fmt: skip
