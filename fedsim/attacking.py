@@ -30,7 +30,7 @@ from fedsim.audit.reconstruction import ReconstructionScore, score
 from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError, RunError
-from fedsim.federation.checksums import check_file
+from fedsim.federation.checksums import check_file, note_files
 from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
 from fedsim.federation.run import Run
@@ -146,6 +146,7 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
     if truth:
         _save(truth_path, truth)
     write_json(path, document)
+    note_files(run.path, (path, path.with_suffix(".safetensors"), truth_path))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import fedsim
 from fedsim.errors import AuditError, RunError
+from fedsim.federation.checksums import note_files
 from fedsim.federation.client import local_work
 from fedsim.federation.folder import write_durably
 from fedsim.federation.plan import Plan
@@ -64,6 +65,7 @@ def write_audits(folder: Path, name: str, audits: Sequence[Mapping[str, Any]]) -
         raise RunError(f"{path} is in the way: results are written to a file of that name; move it away")
     document = {"fedsim": fedsim.__version__, "scenario": name, "audits": list(audits)}
     write_durably(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    note_files(folder, [path])
     return path
 
 

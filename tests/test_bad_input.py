@@ -456,7 +456,7 @@ WORLD: list[tuple[str, str, Callable[[], object] | None, tuple[str, ...]]] = [
         None,
         (
             "^bad.yaml:2: model.name mlp",
-            r"281,\d+,\d+,\d+ parameters",
+            r"281,[\d,]+ parameters",
             r"about [\d,]+ TB",
             r"this machine has [\d.]+ [GT]B",
         ),

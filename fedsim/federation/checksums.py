@@ -49,11 +49,26 @@ def read_sums(path: Path) -> dict[str, str]:
     return {match[2]: match[1] for match in found if match}
 
 
+def note_files(path: Path, files: Iterable[Path]) -> None:
+    """Take up, or renew, the checksums of files that were written after the run: what attacks and audits found."""
+    if not (path / FILE).is_file():  # of an earlier version, or still growing
+        return
+    sums = read_sums(path) | {str(file.relative_to(path)): _of_file(file) for file in files if file.is_file()}
+    temporary = path / f".{FILE}.tmp"
+    temporary.write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()), encoding="ascii")
+    temporary.replace(path / FILE)
+
+
 def changed_files(path: Path, names: Iterable[str] | None = None) -> list[str]:
-    """Which of the files (all that have a checksum) are not as the run wrote them, or are gone."""
+    """Which of the files (all that have a checksum) are not as they were written, or are gone.
+
+    What an attack or an audit found may be removed: it can be found again.
+    """
     sums = read_sums(path)
     wanted = sums if names is None else [name for name in names if name in sums]
-    return [name for name in wanted if not (path / name).is_file() or _of_file(path / name) != sums[name]]
+    gone = [name for name in wanted if not (path / name).is_file()]
+    other = [name for name in wanted if name not in gone and _of_file(path / name) != sums[name]]
+    return [name for name in gone if name in (*COVERED, MODEL) or name.startswith("truth/")] + other
 
 
 def check_file(path: Path, name: str) -> None:

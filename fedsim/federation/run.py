@@ -52,7 +52,7 @@ class Run:
     @cached_property
     def scenario(self) -> Scenario:
         """The scenario as it ran."""
-        return load_scenario(self.path / "scenario.yaml")
+        return load_scenario(self._checked("scenario.yaml"))
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -93,7 +93,7 @@ class Run:
         """One row for each attack and update that it was played on, with its scores where the truth is known."""
         rows = []
         for file in sorted((self.path / "attacks").glob("[0-9][0-9][0-9]-*.json")):
-            content = read_json(file)
+            content = read_json(self._checked(f"attacks/{file.name}"))
             with undamaged(file):
                 for entry in content["observations"]:
                     measured = entry.pop("score") or {}

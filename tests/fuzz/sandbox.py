@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,15 +60,22 @@ def warm_up() -> None:
                 raise AssertionError(f"the scenario that everything is derived from is refused ({code})")
 
 
-def play(arguments: Sequence[str], folder: Path, *, seconds: int = 60, memory: int = MEMORY) -> Outcome:
-    """Run a command in a folder; what it printed and how it ended. `seconds` are of the processor."""
+def play(
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    seconds: int = 60,
+    memory: int = MEMORY,
+    command: Callable[[Sequence[str]], int] | None = None,
+) -> Outcome:
+    """Run a command in a folder; what it printed and how it ended. `seconds` are of the processor; `command` is by default the command line."""
     out, err = folder.parent / f"{folder.name}.out", folder.parent / f"{folder.name}.err"
     sys.stdout.flush()
     sys.stderr.flush()
     started = time.monotonic()
     child = os.fork()
     if child == 0:
-        os._exit(_command(arguments, folder, out, err, seconds, memory))
+        os._exit(_command(arguments, folder, out, err, seconds, memory, command))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     texts = (file.read_bytes().decode("utf-8", "replace") for file in (out, err))
@@ -80,7 +87,15 @@ def play(arguments: Sequence[str], folder: Path, *, seconds: int = 60, memory: i
     return outcome
 
 
-def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path, seconds: int, memory: int) -> int:
+def _command(
+    arguments: Sequence[str],
+    folder: Path,
+    out: Path,
+    err: Path,
+    seconds: int,
+    memory: int,
+    command: Callable[[Sequence[str]], int] | None,
+) -> int:
     """In the forked process: everything that the command line does, from `main` on."""
     code = 70
     try:
@@ -97,7 +112,7 @@ def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path, secon
         signal.alarm(20 * seconds)  # a machine may be busy with other things
         from fedsim.cli import main
 
-        code = main(list(arguments))
+        code = (command or main)(list(arguments))
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
