@@ -30,6 +30,7 @@ from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, sc
 from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError, RunError
+from fedsim.federation.checksums import check_file, note_files
 from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
 from fedsim.federation.run import Run
@@ -92,8 +93,8 @@ def _place(folder: Path, settings: dict[str, Any]) -> tuple[Path, bool]:
     taken = sorted(folder.glob("[0-9][0-9][0-9]-*.json")) if folder.is_dir() else []
     for path in taken:
         try:
-            same = json.loads(path.read_text())["settings"] == settings
-        except (ValueError, TypeError, KeyError) as error:
+            same = json.loads(path.read_bytes())["settings"] == settings
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: it is not the result of an attack; remove it and attack again"
             ) from error
@@ -145,6 +146,7 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
     if truth:
         _save(truth_path, truth)
     write_json(path, document)
+    note_files(run.path, (path, path.with_suffix(".safetensors"), truth_path))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +278,7 @@ def _true_rows(run: Run, observation: Observation, known: int) -> Tensor | None:
     path = run.path / "truth" / f"round-{observation.round:05d}.safetensors"
     if not path.is_file():
         return None
+    check_file(run.path, f"truth/{path.name}")
     wanted = None if observation.client is None else f"client-{observation.client}/rows"
     try:
         with safe_open(path, framework="pt") as tensors:

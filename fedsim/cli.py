@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import logging
 import re
 import shlex
 import signal
@@ -26,7 +27,7 @@ import typer
 
 from fedsim import output, run_command
 from fedsim.deploy.commands import app as deploy_app
-from fedsim.errors import FedsimError, InterruptedCommandError, ScenarioError
+from fedsim.errors import FedsimError, InterruptedCommandError, ScenarioError, printable
 
 app = typer.Typer(
     help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",
@@ -74,9 +75,22 @@ def _leaves(group: click.Group) -> Iterator[click.Command]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if strange := next((word for word in words if "\0" in word), None):
+        return run_command.fail(
+            f"the argument {strange!r} holds a zero byte, which no path and no value has; remove it"
+        )
+    if logging.lastResort is not None:  # where warnings go that nobody set up a handler for
+        logging.lastResort.setFormatter(_Plain())
     with output.guarded() as written:
         code = _run(words)
     return run_command.fail(written.complaint) if written and written.complaint and code == 0 else code
+
+
+class _Plain(logging.Formatter):
+    """Log lines as a terminal may show them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _run(words: Sequence[str]) -> int:
@@ -262,7 +276,7 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write.")] = Path(
         raise ScenarioError(f"{file} is already there and is not overwritten; name another file") from None
     except OSError as error:
         raise ScenarioError(f"{file} cannot be written: {error.strerror}; name another file") from None
-    print(f"wrote {file}; try `fedsim check {shlex.quote(str(file))}`")
+    print(printable(f"wrote {file}; try `fedsim check {shlex.quote(str(file))}`"))
 
 
 @app.command()
@@ -363,7 +377,7 @@ def report(
     if as_json:
         screen.show_json({"report": str(path)})
     else:
-        print(path)
+        print(printable(str(path)))
 
 
 @app.command()

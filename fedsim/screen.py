@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.errors import counted
+from fedsim.errors import counted, printable, printable_json, size
 from fedsim.progress import Step, showing
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 def show_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Names and what they stand for: in two columns on a terminal, elsewhere one line each, `name: value`."""
+    rows = [(printable(name), printable(value)) for name, value in rows]
     terminal = Console()
     if not terminal.is_terminal:
         print(*(f"{name}: {value}" for name, value in rows), sep="\n", flush=True)
@@ -48,12 +49,13 @@ def show_hint(text: str) -> None:
     """What to do next, for somebody at a terminal; programs that read the output do not need it."""
     terminal = Console()
     if terminal.is_terminal:
-        terminal.print(f"\n{escape(text)}", style="dim")
+        terminal.print(f"\n{escape(printable(text))}", style="dim")
 
 
 def show_json(document: Any) -> None:
     """One JSON document, and nothing else, on standard output."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(printable_json(text) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -184,6 +186,7 @@ def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
         "steps_per_round": plan.steps_per_round,
         "messages": plan.messages,
         "transcript_bytes": plan.transcript_bytes,
+        "memory_bytes": plan.memory,
         "seconds": seconds,
         "notes": plan.notes,
         "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in plan.claims],
@@ -209,6 +212,7 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("training", f"{scenario.strategy.name}, {rounds(scenario)}, {steps} for a client in a round"),
         ("defence", _defence(plan)),
         ("server sees", f"{plan.messages:,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
+        ("memory", f"about {size(plan.memory)} beside the data and Python itself"),
         ("time", f"about {duration(seconds)} on this machine, some more for the report{_and_attacks(scenario)}"),
         *_claim_rows(plan.claims),
         *(("note", note) for note in plan.notes),
@@ -257,15 +261,6 @@ def _defence(plan: Plan) -> str:
     parts += [f"compression by {defence.compression.kind}"] if defence.compression else []
     parts += ["secure aggregation: the server sees sums only"] if defence.secure_aggregation else []
     return ", ".join(parts) or "none"
-
-
-def size(count: float) -> str:
-    """Bytes for people: 24 MB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def duration(seconds: float) -> str:

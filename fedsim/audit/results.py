@@ -16,6 +16,7 @@ from typing import Any
 
 import fedsim
 from fedsim.errors import RunError
+from fedsim.federation.checksums import note_files
 from fedsim.federation.folder import write_durably
 
 FOLDER = "audits"
@@ -53,6 +54,7 @@ def write_audit(folder: Path, scenario: str, name: str, result: Mapping[str, Any
     document = {"fedsim": fedsim.__version__, "scenario": scenario, "audits": [result]}
     path.parent.mkdir(exist_ok=True)
     write_durably(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    note_files(folder, [path])
     return path
 
 

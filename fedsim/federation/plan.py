@@ -32,6 +32,10 @@ from fedsim.strategies.malicious import check_active, forge_of
 from fedsim.training import Layout, batch_schedule, check_private_training, train_cohort
 
 PICTURED_CLIENTS = 40
+TIMED_BYTES = 1 << 26
+"""Of a larger model not even a step is taken to foresee the time of a run: that takes many copies of it."""
+_RATE, _BANDWIDTH = 2e10, 4e9
+"""Operations, and bytes of weights that are read or written, in a second of an ordinary processor."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +53,8 @@ class Plan:
     cohorts: tuple[Cohort, ...]
     noise: Noise
     curve: tuple[tuple[PrivacyClaim, ...], ...]
+    memory: int = 0
+    """About how many bytes the run needs, beside its data."""
 
     def __repr__(self) -> str:
         scenario = self.scenario
@@ -152,6 +158,7 @@ def plan(scenario: Scenario) -> Plan:
         cohorts,
         noise,
         tuple(curve),
+        place.memory,
     )
 
 
@@ -255,6 +262,8 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 def estimate_seconds(plan: Plan) -> float:
     """About how long the run may take: a few real local steps and one evaluation, extrapolated, and compiling."""
+    if 4 * plan.layout.size > TIMED_BYTES:
+        return _reckoned_seconds(plan)
     clients = next(cohort for cohort in plan.cohorts if len(cohort))[:8].tolist()
     members = [plan.partition.members(client) for client in clients]
     randomness = [ClientRandomness(plan.scenario.seed, 0, client) for client in clients]
@@ -274,6 +283,17 @@ def estimate_seconds(plan: Plan) -> float:
     training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
     compiling = max(0.0, (begun - started) - (trained - begun))
     return compiling + training + (evaluated - trained) * evaluations
+
+
+def _reckoned_seconds(plan: Plan) -> float:
+    """The same for a model that is too large to be tried: by its operations, and the weights that each step moves."""
+    sizes = [plan.partition.size(int(client)) for cohort in plan.cohorts for client in cohort]
+    work = local_work(plan.scenario, 0.0)
+    steps = sum(work.local_steps(rows) for rows in sizes)
+    examples = sum(work.local_steps(rows) * work.batch(rows) for rows in sizes if rows)
+    evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
+    operations = plan.parameters * (6.0 * examples + 2.0 * evaluations * len(plan.dataset.x_test))
+    return operations / _RATE + 12.0 * plan.layout.size * steps / _BANDWIDTH
 
 
 def _check_sums(scenario: Scenario, cohorts: Sequence[Cohort]) -> None:

@@ -90,7 +90,8 @@ def page_of(run: RunFiles) -> Page:
     """The report of a run."""
     digest = hashlib.sha256(run.scenario_text.encode()).hexdigest()
     name, question = run.scenario.name, run.scenario.question
-    return Page(name, facts(run), sections_of(run), question, status(run), "scenario.yaml", digest)
+    state = f"{warning(run)} {status(run)}".strip()
+    return Page(name, facts(run), sections_of(run), question, state, "scenario.yaml", digest)
 
 
 def page_of_audits(audits: Sequence[Audit]) -> Page:
@@ -127,6 +128,18 @@ def facts(run: RunFiles) -> tuple[Fact, ...]:
         *_reconstructed(run),
         *_claims(run, leak),
         *audit_facts(run.audits, leak, explain=False),
+    )
+
+
+def warning(run: RunFiles) -> str:
+    """A sentence when files of the run are damaged, else nothing: what is below may then be wrong."""
+    if not run.damage:
+        return ""
+    shown = ", ".join(run.damage[:5]) + (f" and {len(run.damage) - 5:,} more" if len(run.damage) > 5 else "")
+    are = "is" if len(run.damage) == 1 else "are"
+    return (
+        f"Damaged: {shown} {are} missing, cut short or changed since the run was written, so this page may be wrong."
+        " Restore the folder from a backup, or run the scenario again."
     )
 
 
