@@ -18,6 +18,7 @@ from fedsim.errors import (
     PrivacyError,
     RunError,
     ScenarioError,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -131,5 +132,5 @@ def _interrupted(folder: Path) -> InterruptedCommandError:
 
 def fail(sentence: str, code: int = 2) -> int:
     """Say what is wrong; the exit code."""
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {printable(sentence)}", file=sys.stderr)
     return code

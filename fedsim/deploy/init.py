@@ -94,19 +94,10 @@ def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -
     _write_pair(work / "server", SIGNING_KEY, SERVER_KEY, signing)
     keys: dict[str, bytes] = {}
     for number in range(1, clients + 1):
-        client = Client(
-            work / f"client-{number}",
-            f"client-{number}",
-            server.host,
-            server.port,
-            number - 1,
-            clients,
-            RUNTIME_PORT + number - 1,
-        )
+        client = client_of(work, server, number, clients)
         pair = certificates.make_client(client.name)
         keys[client.name] = pair.public
-        _write_client(client, authority, pair)
-        _write(client.path / SERVER_KEY, signing.public, 0o644)
+        write_client(client, authority.public, signing.public, pair)
         _write(work / "server" / "clients" / f"{client.name}.pub", pair.public, 0o644)
     _write(work / "server" / FLEET, fleet_text(keys), 0o644)
     _write(work / "compose.yaml", compose_text(server, clients), 0o644)
@@ -124,13 +115,22 @@ def _write_server(place: Path, server: Server, authority: Pair, pair: Pair) -> N
         (place / name).mkdir(mode=0o700, exist_ok=True)
 
 
-def _write_client(client: Client, authority: Pair, pair: Pair) -> None:
+def client_of(folder: Path, server: Server, number: int, clients: int) -> Client:
+    """The client with a number, from 1, of a federation of so many, with its folder in this one."""
+    name, runtime_port = f"client-{number}", RUNTIME_PORT + number - 1
+    return Client(folder / name, name, server.host, server.port, number - 1, clients, runtime_port)
+
+
+def write_client(client: Client, authority: bytes, signer: bytes, pair: Pair) -> None:
+    """Write a client's folder, with the keys by which it knows its server and the messages of its server."""
+    from fedsim.federation.link import SERVER_KEY
     from fedsim.federation.policy import policy_text
     from fedsim.privacy.ledger import Ledger
 
     place = client.path
     _write_pair(place, "key", "key.pub", pair)
-    _write(place / "ca.crt", authority.public, 0o644)
+    _write(place / "ca.crt", authority, 0o644)
+    _write(place / SERVER_KEY, signer, 0o644)
     _write(place / "superexec.secret", secrets.token_bytes(32))
     _write(place / "client.toml", templates.client_toml(client), 0o644)
     _write(place / "policy.yaml", policy_text(), 0o644)

@@ -238,7 +238,9 @@ class FleetGrid(Grid):
             return
         answer = reply.content.config_records.get("client")
         client, population = (answer.get("partition-id"), answer.get("num-partitions")) if answer else (None, None)
-        if isinstance(client, int) and population == self.population and 0 <= client < self.population:
+        # Where keys say who is who, clients that joined before others did know of fewer.
+        agreed = population == self.population or self.owners is not None
+        if isinstance(client, int) and agreed and 0 <= client < self.population:
             if not self._is_its_own(node, client):
                 self._claims[node] = None
                 return

@@ -138,12 +138,12 @@ def test_the_environment_of_flower_is_quiet_and_stays_in_the_folder(
 
 def test_only_the_fleet_passes_the_proxy(made: Path) -> None:
     text = nginx(open_server(made))
-    assert text.count("proxy_pass") == 1
-    for setting in ("proxy_request_buffering off;", "proxy_max_temp_file_size 0;", "client_max_body_size 16m;"):
-        assert setting in text  # nothing is written to a disk, which an outsider could fill
-    (pattern,) = re.findall(r"location ~ (\S+)", text)
+    patterns = re.findall(r"location ~ (\S+)", text)
+    assert text.count("proxy_pass https://") == len(patterns) == 3
+    for setting in ("proxy_request_buffering off;", "proxy_max_temp_file_size 0;", "client_max_body_size"):
+        assert text.count(setting) == len(patterns)  # nothing is written to a disk, which an outsider could fill
     for name in FLEET:
-        assert re.match(pattern, f"/v1/fleet/{name}")
+        assert sum(bool(re.match(pattern, f"/v1/fleet/{name}")) for pattern in patterns) == 1
     for path in (
         "/v1/control/list-runs",
         "/v1/fleet/register-node",
@@ -151,9 +151,16 @@ def test_only_the_fleet_passes_the_proxy(made: Path) -> None:
         "/v1/runtime/a",
         "/health",
     ):
-        assert not re.match(pattern, path)
+        assert not any(re.match(pattern, path) for pattern in patterns)
+    stream, _, http = text.partition("http {")
+    assert "limit_conn accepted" in stream  # from the accept
+    assert "listen 8443;" in stream  # and nothing else is open
+    assert re.findall(r"listen (\S+)", http) == ["127.0.0.1:8001"]
     if program := shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin"):
-        arguments = ["-t", "-e", "stderr", "-p", f"{made}/server/", "-c", f"{made}/server/nginx.conf"]
+        try:
+            arguments = ["-t", *server.proxy_arguments(open_server(made)), *server.stream_module()]
+        except DeployError as error:
+            pytest.skip(str(error))
         done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -273,6 +280,8 @@ def test_units_restart_and_are_confined(made: Path) -> None:
     for unit in made.rglob("*.service"):
         text = unit.read_text()
         for line in ("Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "User=fedsim"):
+            assert line in text
+        for line in ("Type=notify", "WatchdogSec=120", "MemoryMax=", "LimitNOFILE=32768"):
             assert line in text
 
 
