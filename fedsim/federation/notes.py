@@ -34,8 +34,11 @@ def _rows_of_a_deployment(plan: Plan) -> list[str]:
         return []
     sizes = {plan.partition.size(client) for client in range(min(plan.population, MOST_CLIENTS))}
     held = f"{min(sizes):,}" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,}"
+    defence = plan.scenario.defence
+    found = defence.example_dp is not None and defence.example_dp.target_epsilon is not None
     return [
-        f"ε before a run supposes that each client holds {held} rows, as this machine's file would give it; what is"
+        f"ε before a run{', and the noise that target_epsilon asks for,' if found else ''} supposes that each client"
+        f" holds {held} rows, as this machine's file would give it; what is"
         " claimed of the run follows from the rows that the clients say or vouch for (`fedsim deploy check` with a"
         " client's policy)"
     ]

@@ -185,7 +185,8 @@ def test_server_and_ledgers_agree(data: st.DataObject, tmp_path_factory: Any, wo
     scenario = clients.scenario(
         4,
         server_rows=data.draw(st.sampled_from([40, 60, 900]), "rows of the server"),
-        client=data.draw(st.sampled_from(WORK), "work"),
+        client=(work := data.draw(st.sampled_from(WORK), "work")),
+        strategy=data.draw(st.sampled_from(["fedavg", "fedsgd"]), "strategy") if len(work) == 1 else "fedavg",
         cohort={
             "population": 4,
             "size": size,
