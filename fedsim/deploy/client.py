@@ -24,7 +24,15 @@ from fedsim.deploy.contact import STALLED, contact_file, read_contact
 from fedsim.deploy.encoding import write_encoded
 from fedsim.deploy.layout import Client, replace_file
 from fedsim.deploy.notify import alive, notify
-from fedsim.deploy.processes import Program, environment, find, interrupted_by_sigterm, listens, superexec, together
+from fedsim.deploy.processes import (
+    SUPEREXEC,
+    Program,
+    environment,
+    interrupted_by_sigterm,
+    listens,
+    superexec,
+    together,
+)
 from fedsim.errors import DeployError
 from fedsim.federation.policy import load_policy
 from fedsim.privacy.ledger import Ledger
@@ -149,11 +157,20 @@ def node_configuration(client: Client, data: Path | None, policy: Path | None) -
     load_policy(policy)
     ledger = client.path / "ledger.sqlite"
     Ledger(ledger, create=False)
+    from fedsim.federation.link import SERVER_KEY
+
+    key = client.path / SERVER_KEY
+    if not key.is_file():
+        raise DeployError(
+            f"{key} is missing, by which this client knows its server's messages; copy {SERVER_KEY} from the server's"
+            " folder (a server whose folder is of an earlier fedsim writes it when it starts)"
+        )
     values: dict[str, int | str] = {
         "partition-id": client.partition,
         "num-partitions": client.partitions,
         "policy": str(policy),
         "ledger": str(ledger),
+        "server-key": str(key.absolute()),
     }
     if data is not None:
         if not data.is_file():
@@ -186,7 +203,7 @@ def supernode_arguments(client: Client) -> tuple[str, ...]:
 
 def superexec_command(client: Client) -> tuple[str, ...]:
     """The SuperExec, which starts the ClientApp for each message."""
-    return (find("flower-superexec", "install fedsim in this environment"), *superexec_arguments(client))
+    return (*SUPEREXEC, *superexec_arguments(client))
 
 
 def superexec_arguments(client: Client) -> tuple[str, ...]:

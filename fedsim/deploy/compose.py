@@ -94,7 +94,7 @@ def _superexec(server: Server) -> Service:
     return _beside(
         f"fedsim-server:{fedsim.__version__}",
         {"superlink": "service_healthy"},
-        entrypoint=["flower-superexec"],
+        entrypoint=["python", "-I", "-m", "fedsim.deploy.superexec"],
         mem_limit="4g",  # the ServerApp: models, replies, attacks
         command=list(superexec_arguments(server)),
         volumes=[_mount("server", "/server")],

@@ -27,7 +27,7 @@ from fedsim.deploy.processes import find, listens
 from fedsim.deploy.server import stream_module
 from fedsim.errors import FedsimError
 
-PRIVATE = ("ca/ca.key", "server.key", "superexec.secret", "key", "ledger.sqlite")
+PRIVATE = ("ca/ca.key", "server.key", "signing.key", "superexec.secret", "key", "ledger.sqlite")
 _LISTENING = "0A"  # in /proc/net/tcp
 
 
@@ -116,7 +116,7 @@ def _client(client: Client) -> Iterator[Finding]:
     from fedsim.federation.policy import load_policy
     from fedsim.privacy.ledger import Ledger
 
-    for foreign in ("ca.key", "ca/ca.key", "server.key"):
+    for foreign in ("ca.key", "ca/ca.key", "server.key", "signing.key"):
         if (client.path / foreign).exists():
             yield Finding("wrong", foreign, "does not belong on a client's machine", "delete it here")
     try:

@@ -163,6 +163,10 @@ def together(environment: Mapping[str, str]) -> Iterator[Processes]:
             processes.stop()
 
 
+SUPEREXEC = (sys.executable, "-I", "-m", "fedsim.deploy.superexec")
+"""Flower's SuperExec, which keeps tokens out of the process list."""
+
+
 def superexec(address: str, folder: Path, security: str) -> tuple[str, ...]:
     """The arguments of a SuperExec, which proves itself to its SuperLink or SuperNode by the secret of the folder."""
     return (

@@ -17,10 +17,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from fedsim.deploy import nodes
-from fedsim.deploy.layout import Server
+from fedsim.deploy import certificates, nodes
+from fedsim.deploy.layout import Server, replace_file
 from fedsim.deploy.notify import notify
-from fedsim.deploy.processes import Program, environment, find, listens, superexec, together
+from fedsim.deploy.processes import SUPEREXEC, Program, environment, find, listens, superexec, together
 from fedsim.deploy.superlink import TIDY
 from fedsim.deploy.templates import FILES, flower_config, nginx
 from fedsim.errors import DeployError
@@ -65,6 +65,19 @@ def prepare(server: Server) -> None:
     files = FILES if allowed == resource.RLIM_INFINITY else min(FILES, allowed)
     (server.path / "nginx.conf").write_text(nginx(server, files))
     tidy(server.path / "state.db")
+    _sign_from_now_on(server)
+
+
+def _sign_from_now_on(server: Server) -> None:
+    """Make the key of a folder that an earlier fedsim has made; its clients are told what to do when they start."""
+    from fedsim.federation.link import SERVER_KEY, SIGNING_KEY
+
+    if (server.path / SIGNING_KEY).is_file():
+        return
+    pair = certificates.make_signer()
+    replace_file(server.path / SERVER_KEY, pair.public.decode(), 0o644)
+    replace_file(server.path / SIGNING_KEY, pair.private.decode())
+    log.warning("made %s; copy %s to each client's folder", server.path / SIGNING_KEY, server.path / SERVER_KEY)
 
 
 def tidy(database: Path) -> None:
@@ -124,7 +137,7 @@ def superlink_arguments(server: Server) -> tuple[str, ...]:
 
 def superexec_command(server: Server) -> tuple[str, ...]:
     """The SuperExec, which starts the ServerApp of a run."""
-    return (find("flower-superexec", "install fedsim in this environment"), *superexec_arguments(server))
+    return (*SUPEREXEC, *superexec_arguments(server))
 
 
 def superexec_arguments(server: Server) -> tuple[str, ...]:

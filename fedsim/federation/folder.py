@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from fedsim.training import Layout
 
 CHECKPOINT_SECONDS = 2.0
 FAILURE = "failure.json"
-BEGUN = "begun.txt"
 APPENDED = ("metrics.jsonl", "transcript/messages.jsonl")
 
 
@@ -76,15 +74,6 @@ def clear_write_errors(path: Path) -> Iterator[None]:
             f"cannot write the run folder {path}: {reason}; its last checkpoint is intact: free some space, then go on"
             f" with --resume {path}"
         ) from error
-
-
-def note_begun(path: Path, round_: int) -> dict[int, int]:
-    """Write down, durably, that a round begins; how often each has that began more than once, whatever was undone."""
-    file = path / BEGUN
-    earlier = file.read_text().splitlines() if file.is_file() else []
-    rounds = [*(line for line in earlier if line.isdecimal()), str(round_)]
-    write_durably(file, ("\n".join(rounds) + "\n").encode())
-    return {number: times for number, times in Counter(map(int, rounds)).items() if times > 1}
 
 
 def note_failure(path: Path, error: BaseException) -> None:

@@ -20,7 +20,7 @@ from fedsim.errors import RunError
 from fedsim.federation.client import answer
 from fedsim.federation.folder import create_folder, next_free_folder, tidy, write_durably
 from fedsim.federation.inline import SERVER_NODE, InlineGrid
-from fedsim.federation.plan import Plan, plan, scenario_json, summary
+from fedsim.federation.plan import Plan, as_asked, plan, scenario_json, summary
 from fedsim.federation.server import Progress, server_app
 from fedsim.federation.transcript import Transcript
 from fedsim.federation.truth import write_truth
@@ -141,10 +141,15 @@ def run(
         {
             "scenario.yaml": dump_scenario(scenario),
             "summary.json": _summary_text(planned),
-            "claims.json": json.dumps([claim.to_dict() for claim in planned.claims], indent=1) + "\n",
+            "claims.json": json.dumps([claim.to_dict() for claim in _first_claims(planned)], indent=1) + "\n",
         },
     )
     return _go_on(scenario, path, progress)
+
+
+def _first_claims(planned: Plan) -> Sequence[PrivacyClaim]:
+    """What a run will have spent; of a deployment nobody knows that before its clients are asked: nothing so far."""
+    return (as_asked(planned, [], 0) if planned.scenario.engine.kind == "deploy" else planned).claims
 
 
 def resume(path: str | Path, *, progress: Progress | None = None) -> Run:

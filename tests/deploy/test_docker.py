@@ -70,8 +70,7 @@ def test_every_container_is_confined(file: Path) -> None:
 def test_flowers_own_parsers_accept_every_command() -> None:
     programs = set()
     for service in services(DOCKER / "compose.yaml").values():
-        entry = service.get("entrypoint", ["fedsim"])
-        program = "flower-superlink" if entry[-1] == "fedsim.deploy.superlink" else entry[0]
+        program = service.get("entrypoint", ["fedsim"])[-1].replace("fedsim.deploy.", "flower-")
         if program.startswith("flower-"):
             parsed = parser_of(program).parse_args(service["command"])
             programs.add(program)

@@ -30,7 +30,7 @@ model: {name: mlp, hidden: [16]}
 client: {epochs: 1, batch_size: 64, learning_rate: 0.5}
 cohort: {population: 3}
 rounds: 2
-defence: {example_dp: {noise_multiplier: 1.0, clipping_norm: 1.0}}
+defence: {example_dp: {noise_multiplier: 1.2, clipping_norm: 1.0}}
 seed: 5
 """
 
@@ -133,7 +133,7 @@ def test_what_the_policy_does_not_allow_is_refused_and_the_operator_is_told(
     federation: Federation, tmp_path: Path
 ) -> None:
     scenario = tmp_path / "weak.yaml"
-    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.0", "noise_multiplier: 0.1"))
+    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.2", "noise_multiplier: 0.1"))
     done = federation.fedsim(
         "deploy",
         "submit",
@@ -184,8 +184,9 @@ def test_a_server_cannot_run_its_own_code_on_a_client(federation: Federation, tm
     assert {name for name, space in spaces.items() if space.strip("net:[]\n") in ran} == {"server"}, (
         done.stdout + done.stderr
     )
-    # What has answered is fedsim's own ClientApp, which says its number; without an answer a SuperNode waits for ever.
-    assert (tmp_path / "replies").read_text().count("'partition-id'") == 3
+    # What has answered is fedsim's own ClientApp, which answers only what is signed; without an answer a SuperNode
+    # waits for ever.
+    assert (tmp_path / "replies").read_text().count("not from this client's server: it is not signed") == 3
 
 
 def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:

@@ -38,7 +38,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 def test_private_files_are_private_and_nothing_else_is_there(made: Path) -> None:
-    private = {"ca/ca.key", "server/server.key", "server/superexec.secret"}
+    private = {"ca/ca.key", "server/server.key", "server/superexec.secret", "server/signing.key"}
     private |= {f"client-{n}/{name}" for n in (1, 2, 3) for name in ("key", "superexec.secret", "ledger.sqlite")}
     for path in made.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -53,7 +53,7 @@ def test_a_clients_folder_holds_only_what_it_needs(made: Path) -> None:
     keys = {
         path: path.read_bytes() for path in made.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
     for number in (1, 2, 3):
         inside = [path for path in keys if path.is_relative_to(made / f"client-{number}")]
         assert [path.name for path in inside] == ["key"]
@@ -61,6 +61,7 @@ def test_a_clients_folder_holds_only_what_it_needs(made: Path) -> None:
         opened = open_client(made / f"client-{number}")
         assert (opened.partition, opened.partitions, opened.address) == (number - 1, 3, "fl.example.org:8443")
         assert load_policy(opened.path / "policy.yaml") == Policy()
+    assert len({path.read_bytes() for path in made.rglob("server.pub")}) == 1  # by which all know the server
     secrets = {path.read_bytes() for path in made.rglob("superexec.secret")}
     assert len(secrets) == 4
     assert all(len(secret) == 32 for secret in secrets)
@@ -298,3 +299,18 @@ def test_the_ledger_is_shown_with_everything_that_an_epsilon_needs(
     assert data["spent"]["example"]["epsilon"] == pytest.approx(ledger.epsilon("data", "example", 1e-5))
     assert data["spent"]["client"]["epsilon"] == "inf"
     assert [charge["round"] for charge in data["charges"]] == [1, 2]
+
+
+def test_a_folder_of_an_earlier_fedsim_is_told_how_to_know_its_server(folder: Path) -> None:
+    opened, own = open_server(folder), open_client(folder / "client-1")
+    for file in (opened.path / "signing.key", opened.path / "server.pub", own.path / "server.pub"):
+        file.unlink()
+    with pytest.raises(DeployError, match=r"by which this client knows its server's messages; copy server\.pub"):
+        client.node_configuration(own, None, None)
+    server.prepare(opened)
+    key = (opened.path / "signing.key").read_bytes()
+    assert stat.S_IMODE((opened.path / "signing.key").stat().st_mode) == 0o600
+    shutil.copy(opened.path / "server.pub", own.path)
+    assert f'server-key = "{own.path / "server.pub"}"' in client.node_configuration(own, None, None)
+    server.prepare(opened)
+    assert (opened.path / "signing.key").read_bytes() == key

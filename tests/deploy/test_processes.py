@@ -141,3 +141,45 @@ def test_nothing_is_started_before_the_server_accepts_the_key(
     client._wait_for_server(open_client(tmp_path / "fed" / "client-1"))
     assert [pause >= client.UNKNOWN / 2 for pause in pauses] == [False, False, True, True]
     assert (caplog.text.count("no route"), caplog.text.count("revoked")) == (1, 1)
+
+
+def test_a_token_is_in_no_process_list_and_arrives_all_the_same(tmp_path: Path) -> None:
+    """By the launcher of a client, whose shell and Python have it open, too."""
+    from types import ModuleType
+
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.executor import subprocess_executor
+    from flwr.supercore.superexec.executor.types import ExecutionSpec
+
+    from fedsim.deploy.superexec import hide_tokens
+
+    token = "5ec4e7" * 8
+    program = tmp_path / "task.py"
+    program.write_text(
+        "import argparse, pathlib, sys\n"
+        "from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token\n"
+        "parser = argparse.ArgumentParser(); parser.add_argument('--runtime-api-address')\n"
+        "add_args_flwr_app_common(parser=parser)\n"
+        "found = try_obtain_flwr_app_token(parser.parse_args())\n"
+        "listed = pathlib.Path('/proc/self/cmdline').read_text()\n"
+        f"pathlib.Path({str(tmp_path / 'found')!r}).write_text(found + ' ' + str(found in listed))\n"
+    )
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -I {program} "$@"\n')
+    launcher.chmod(0o700)
+    own = ModuleType("executor")
+    own.__dict__.update(vars(subprocess_executor))
+    hide_tokens(own)
+    started = own.subprocess.Popen([str(launcher), "--token", token, "--insecure"])
+    assert token not in " ".join(started.args)
+    assert started.wait(60) == 0
+    assert (tmp_path / "found").read_text() == f"{token} False"
+    with pytest.raises(DeployError, match="starts tasks in another way"):
+        hide_tokens(ModuleType("another version"))
+    # And Flower's own executor hands over what is replaced here.
+    asked: list[list[str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess_executor.subprocess, "Popen", lambda words, **_: asked.append(words))
+        spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", token, True, None, False, 1, False, 1, None)
+        subprocess_executor.SubprocessExecutor().launch(spec)
+    assert asked[0][asked[0].index("--token") + 1] == token
