@@ -317,6 +317,19 @@ def test_a_client_can_neither_fill_the_server_nor_order_others_about(federation:
     assert size < 80 * 2**20
 
 
+def test_a_revoked_client_comes_back_by_a_new_key_and_another_one_is_added(federation: Federation) -> None:
+    """While the server runs; client 2 has asked all the time, and needs no restart."""
+    old = (federation.folder / "client-2" / "key").read_bytes()
+    issued = federation.fedsim("deploy", "new-key", str(federation.folder), "client-2")
+    assert "restart client-2\n" in issued.stdout, issued.stdout + issued.stderr  # the server knew of it at once
+    assert (federation.folder / "client-2" / "key").read_bytes() != old
+    added = federation.fedsim("deploy", "add-client", str(federation.folder))
+    assert "delete it here\n" in added.stdout, added.stdout + added.stderr
+    command = [*FEDSIM, "deploy", "client", str(federation.folder / "client-4")]
+    federation.net.start("outsider", command, federation.logs / "client4.log")
+    assert set(federation.wait_online({"client-1", "client-2", "client-4"})) >= {"client-1", "client-2", "client-4"}
+
+
 def _outsider(federation: Federation, tmp_path: Path, statuses: dict[str, str]) -> dict[str, str]:
     """All that an outsider tries, with its own authority, and the keys of client 2 (revoked) and 1 (to compare)."""
     (tmp_path / "foreign.crt").write_bytes(certificates.make_authority("somebody").public)
