@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion calibrate clean help
+.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion certificates calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
+	@echo "make certificates  hunt for false certificates of exact inversion (ten CPU minutes)"
 	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (five CPU minutes)"
 	@echo "make clean      remove .venv, caches and build products"
 
@@ -65,6 +66,9 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+certificates: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/certificates.py --batches 4
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/simulation.py
