@@ -127,6 +127,8 @@ class Run:
 
 def _flat(line: dict[str, Any]) -> dict[str, Any]:
     """A line of metrics with its claims in columns."""
+    if not isinstance(line, dict):
+        raise TypeError(f"a line is {type(line).__name__}, not an object")
     claims = line.pop("privacy", None) or []
     for number, claim in enumerate(claims, start=1):
         ending = "" if number == 1 else f"_{number}"
