@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy faults lint bench bench-inversion calibrate clean help
+.PHONY: demo test test-slow test-hub test-deploy faults fuzz lint bench bench-inversion calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test-hub   run the tests of data with the extra hub, against a hub on this machine"
 	@echo "make test-deploy  a real federation in network namespaces (root; installs nginx, iproute2, openssh)"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
+	@echo "make fuzz       thousands of strange scenarios and damaged run folders (CASES=..., SEED=...)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
@@ -60,6 +61,13 @@ test-deploy: .venv/installed
 faults: .venv/installed
 	@$(BIN)/pip install -q -c constraints.txt -e ".[dev,ray]" || echo "no Ray here: its test will skip"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults --matrix
+
+# A failure prints its number: SEED=... with --first N --cases 1 plays it again.
+CASES ?= 10000
+SEED ?= $(shell date +%s)
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz scenarios --cases $(CASES) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz folders --cases $$(($(CASES) / 10)) --seed $(SEED)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
