@@ -59,6 +59,8 @@ class Run:
         """One row a round, from the round 0 before training on; `privacy` holds what had been spent by then."""
         file = self._checked("metrics.jsonl")
         rounds = read_rounds(file)
+        if self.complete and not rounds:
+            raise damaged(file, "it holds no round, but the run has ended")
         rows = [json.loads(line) for line in read_text(file).split("\n")[: len(rounds)]] if rounds else []
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
