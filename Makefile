@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy test-network test-docs deploy-packages faults lint docs bench \
+.PHONY: demo test test-slow test-hub test-deploy test-network test-docs deploy-packages faults fuzz lint docs bench \
 	bench-inversion certificates calibrate clean help
 .DEFAULT_GOAL := help
 
@@ -15,6 +15,7 @@ help:
 	@echo "make test-docs  run every command and snippet of the tutorials and how-to pages"
 	@echo "make test-network  the same federation under ten faults of the network (ten minutes)"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
+	@echo "make fuzz       thousands of strange scenarios and damaged run folders (CASES=..., SEED=...)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into build/site; a warning is an error"
 	@echo "make bench      speed against peers, in one run"
@@ -75,6 +76,13 @@ test-docs: .venv/installed
 faults: .venv/installed
 	@$(BIN)/pip install -q -c constraints.txt -e ".[dev,ray]" || echo "no Ray here: its test will skip"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults --matrix
+
+# A failure prints its number: SEED=... with --first N --cases 1 plays it again.
+CASES ?= 10000
+SEED ?= $(shell date +%s)
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz scenarios --cases $(CASES) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz folders --cases $$(($(CASES) / 10)) --seed $(SEED)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

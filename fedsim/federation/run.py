@@ -63,6 +63,8 @@ class Run:
         """
         file = self._checked("metrics.jsonl")
         rounds = read_rounds(file)
+        if self.complete and not rounds:
+            raise damaged(file, "it holds no round, but the run has ended")
         rows = [_flat(json.loads(line)) for line in read_text(file).split("\n")[: len(rounds)]] if rounds else []
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
