@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy test-network test-docs deploy-packages faults lint docs bench \
-	bench-inversion calibrate clean help
+.PHONY: demo test test-slow test-hub test-deploy test-network test-docs deploy-packages faults fuzz lint docs bench \
+	bench-inversion certificates calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -15,10 +15,12 @@ help:
 	@echo "make test-docs  run every command and snippet of the tutorials and how-to pages"
 	@echo "make test-network  the same federation under ten faults of the network (ten minutes)"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
+	@echo "make fuzz       thousands of strange scenarios and damaged run folders (CASES=..., SEED=...)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       build the documentation into build/site; a warning is an error"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
+	@echo "make certificates  hunt for false certificates of exact inversion (ten CPU minutes)"
 	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (five CPU minutes)"
 	@echo "make clean      remove .venv, caches and build products"
 
@@ -75,6 +77,13 @@ faults: .venv/installed
 	@$(BIN)/pip install -q -c constraints.txt -e ".[dev,ray]" || echo "no Ray here: its test will skip"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults --matrix
 
+# A failure prints its number: SEED=... with --first N --cases 1 plays it again.
+CASES ?= 10000
+SEED ?= $(shell date +%s)
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz scenarios --cases $(CASES) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz folders --cases $$(($(CASES) / 10)) --seed $(SEED)
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,6 +93,9 @@ docs: .venv/installed
 	$(BIN)/pip install -qq -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
 	@echo "build/site/index.html"
+
+certificates: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/certificates.py --batches 4
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/simulation.py

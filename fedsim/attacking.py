@@ -48,9 +48,13 @@ class AttackReport:
     number: int
     of: int
     observation: str
-    found: int | None = None
+    done: bool = False
+    returned: int = 0
+    """Items that the attack gave back, right or wrong."""
     loss: float | None = None
-    sentence: str = ""
+    score: ReconstructionScore | None = None
+    """How good they are, where the truth is known."""
+    error: str = ""
 
 
 Progress = Callable[[AttackReport], None]
@@ -126,7 +130,8 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
         for case, result in zip(some, _results(settings, some, scenario.seed), strict=True):
             entry = _entry(battle, settings, case, result, found, truth)
             entries.append(entry)
-            outcome = (entry["found"], entry["loss"], _sentence(entry))
+            measured = ReconstructionScore.from_dict(entry["score"]) if entry["score"] else None
+            outcome = (True, entry["found"], entry["loss"], measured, entry["error"] or "")
             progress(AttackReport(called, len(entries), len(cases), case.key, *outcome))
     if all(entry["error"] for entry in entries):
         raise AttackError(f"{settings.name} cannot be played on this run: {entries[0]['error']}")
@@ -305,12 +310,6 @@ def _tensors(result: Reconstruction) -> dict[str, Tensor]:
         "radius": result.radius,
     }
     return {name: tensor.detach().contiguous() for name, tensor in named.items() if tensor is not None}
-
-
-def _sentence(entry: dict[str, Any]) -> str:
-    if entry["error"]:
-        return str(entry["error"])
-    return ReconstructionScore.from_dict(entry["score"]).sentence() if entry["score"] else ""
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:

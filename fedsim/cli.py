@@ -247,6 +247,7 @@ def check(
     begun = time.perf_counter()
     loaded = run_command.of_deployment(scenario, overrides, deployment)
     from fedsim import screen
+    from fedsim.attack_time import attack_seconds
     from fedsim.federation.plan import estimate_seconds, plan
 
     with run_command.locating(scenario, overrides):
@@ -257,10 +258,11 @@ def check(
             check_audits(planned, loaded.audit)
         seconds = time.perf_counter() - begun  # a run has to start up too
         seconds += estimate_seconds(planned)
+        attacked = attack_seconds(planned, loaded.attacks)
     if as_json:
-        screen.show_json(screen.plan_document(planned, seconds))
+        screen.show_json(screen.plan_document(planned, seconds, attacked))
     else:
-        screen.show_rows(screen.plan_rows(planned, seconds))
+        screen.show_rows(screen.plan_rows(planned, seconds, attacked))
 
 
 @app.command()

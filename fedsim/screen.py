@@ -170,7 +170,7 @@ def _claim_rows(claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
 # --- before a run ---------------------------------------------------------------------------------------------------
 
 
-def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
+def plan_document(plan: Plan, seconds: float, attacked: tuple[float, float]) -> dict[str, Any]:
     """What would run, for programs."""
     return {
         "name": plan.scenario.name,
@@ -188,15 +188,17 @@ def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
         "transcript_bytes": plan.transcript_bytes,
         "memory_bytes": plan.memory,
         "seconds": seconds,
+        "attack_seconds": list(attacked),
         "notes": plan.notes,
         "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in plan.claims],
     }
 
 
-def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
+def plan_rows(plan: Plan, seconds: float, attacked: tuple[float, float]) -> list[tuple[str, str]]:
     """What would run, for people."""
     scenario, dataset = plan.scenario, plan.dataset
     shape = "x".join(map(str, dataset.x_train.shape[1:]))
+    later = _and_attacks(scenario, attacked)
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
     who = clients(plan.population, plan.cohort_size, scenario.cohort.sampling)
     steps = (
@@ -213,7 +215,7 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("defence", _defence(plan)),
         ("server sees", f"{plan.messages:,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
         ("memory", f"about {size(plan.memory)} beside the data and Python itself"),
-        ("time", f"about {duration(seconds)} on this machine, some more for the report{_and_attacks(scenario)}"),
+        ("time", f"about {duration(seconds)} on this machine, some more for the report{later}"),
         *_claim_rows(plan.claims),
         *(("note", note) for note in plan.notes),
     ]
@@ -235,10 +237,13 @@ def rounds(scenario: Scenario) -> str:
     return "1 round" if scenario.rounds == 1 else f"{scenario.rounds:,} rounds"
 
 
-def _and_attacks(scenario: Scenario) -> str:
-    """Attacks can take much longer than what they attack, and nobody knows before."""
-    count = len(scenario.attacks)
-    return f", and then {count} attack{'s' if count > 1 else ''}, which may take minutes" if count else ""
+def _and_attacks(scenario: Scenario, attacked: tuple[float, float]) -> str:
+    """Attacks may take much longer than what they attack."""
+    if not scenario.attacks:
+        return ""
+    low, high = (float(f"{max(1.0, end):.1g}") for end in attacked)
+    most = duration(high) if high > low else ""
+    return f", and then {duration(low)}{' to ' if most else ''}{most} for {counted(len(scenario.attacks), 'attack')}"
 
 
 def clients(population: int, cohort: float, sampling: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import assert_says, refused
 
 from fedsim.cli import main
 
@@ -24,29 +25,11 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str, before: set[str] | None = None) -> str:
-    """The sentence with which a command is refused, after everything that must be true of a refusal."""
-    code = main(list(arguments))
-    out, err = capsys.readouterr()
-    assert code == 2, err
-    assert out == ""
-    assert err.startswith("error: ")
-    assert "Traceback" not in err
-    here = {path.name for path in Path().iterdir()}
-    assert here == (before or here) - {"runs"}, "something was left behind"
-    return err.removeprefix("error: ").rstrip("\n")
-
-
 def refused_run(capsys: pytest.CaptureFixture[str], text: str, *more: str) -> str:
     Path("bad.yaml").write_text(text)
     sentence = refused(capsys, "run", "bad.yaml", *more, before={path.name for path in Path().iterdir()})
     assert not Path("runs").exists()
     return sentence
-
-
-def assert_says(sentence: str, fragments: tuple[str, ...]) -> None:
-    for fragment in fragments:
-        assert re.search(fragment, sentence), f"{fragment!r} is not in: {sentence}"
 
 
 # --- what can be seen from the file alone ---------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def _answer_group(
         if len(messages) == 1:
             # Why a client fails may be a fact about its data: under a claim the server is not told.
             hidden = own is not None or is_private(place.scenario)
-            return [error_reply(messages[0], reason_of(error, clients[0], hidden=hidden))]
+            who = f"client {clients[0]}" if own is None else "this client"
+            return [error_reply(messages[0], reason_of(error, who, hidden=hidden))]
         pairs = zip(messages, clients, strict=True)
         return [reply for message, client in pairs for reply in _answer_group(place, [message], [client], own)]
 

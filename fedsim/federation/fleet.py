@@ -28,7 +28,7 @@ from flwr.supercore.run import Run as FlowerRun
 
 from fedsim.errors import RunError
 from fedsim.federation.asked import Journal, Rows
-from fedsim.federation.inline import client_of, error_reply, node_of, told
+from fedsim.federation.inline import called, client_of, error_reply, node_of, told
 from fedsim.federation.signature import Signer
 from fedsim.scenario import CohortSection
 
@@ -247,7 +247,7 @@ class FleetGrid(Grid):
             self._claims[node] = client
             self._believe_rows(client, answer)
             if client in self.nodes:
-                log.warning("another node says that it is client %d, too", client)
+                log.warning("another node says that it is %s, too", self._called(client))
             return
         self._claims[node] = None
         log.warning(
@@ -267,11 +267,14 @@ class FleetGrid(Grid):
             return True
         own = self.owners().get(node)
         if own != client:
-            key = "no client of this federation" if own is None else f"client {own}"
-            reason = f"a node says that it is client {client}, but its key is that of {key}; it is not asked"
+            key = "no client of this federation" if own is None else self._called(own)
+            reason = f"a node says that it is {self._called(client)}, but its key is that of {key}; it is not asked"
             self.refused.append((own, reason))
             logging.getLogger("fedsim").warning("%s", reason)
         return own == client
+
+    def _called(self, client: int) -> str:
+        return called(client, deployed=self.owners is not None)
 
 
 def collect(grid: Grid, messages: Sequence[Message], cohort: CohortSection) -> list[Message]:

@@ -100,11 +100,20 @@ class Plan:
     @property
     def transcript_bytes(self) -> int:
         """About how much the transcript will hold."""
-        adversary, sums = self.scenario.adversary, self.scenario.defence.secure_aggregation
+        adversary, updates = self.scenario.adversary, self._updates_of_a_round
         rounds = _kept(adversary.keep_rounds, self.scenario.rounds)
-        updates = 1 if sums else _kept(adversary.keep_clients, round(self.cohort_size))
         models = 1 + (updates if getattr(adversary.active, "kind", "") == "per-client" else 0)
         return 4 * self.layout.size * rounds * (models + updates)
+
+    @property
+    def kept_updates(self) -> int:
+        """About how many updates the transcript will hold."""
+        return _kept(self.scenario.adversary.keep_rounds, self.scenario.rounds) * self._updates_of_a_round
+
+    @property
+    def _updates_of_a_round(self) -> int:
+        sums = self.scenario.defence.secure_aggregation
+        return 1 if sums else _kept(self.scenario.adversary.keep_clients, round(self.cohort_size))
 
 
 def scenario_json(scenario: Scenario) -> str:

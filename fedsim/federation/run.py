@@ -63,6 +63,8 @@ class Run:
         """
         file = self._checked("metrics.jsonl")
         rounds = read_rounds(file)
+        if self.complete and not rounds:
+            raise damaged(file, "it holds no round, but the run has ended")
         rows = [_flat(json.loads(line)) for line in read_text(file).split("\n")[: len(rounds)]] if rounds else []
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
@@ -127,6 +129,8 @@ class Run:
 
 def _flat(line: dict[str, Any]) -> dict[str, Any]:
     """A line of metrics with its claims in columns."""
+    if not isinstance(line, dict):
+        raise TypeError(f"a line is {type(line).__name__}, not an object")
     claims = line.pop("privacy", None) or []
     for number, claim in enumerate(claims, start=1):
         ending = "" if number == 1 else f"_{number}"

@@ -25,7 +25,7 @@ from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.fleet import FleetGrid, Owners, collect
 from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
-from fedsim.federation.inline import InlineGrid, client_of, node_of
+from fedsim.federation.inline import InlineGrid, called, client_of, node_of
 from fedsim.federation.plan import Plan, Told, as_asked, as_told, plan
 from fedsim.federation.secure_rounds import secure_collect, shut_out_before
 from fedsim.federation.signature import Signer
@@ -207,9 +207,9 @@ def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Ref
         rate = plan.scenario.client.learning_rate
         lower = "" if plan.scenario.strategy.name == "fedsgd" else f"lower client.learning_rate, here {rate:g}, or "
         remedy = f"{lower}scale the data, and run the scenario again"
+    first = called(refusals[0].client, deployed=plan.scenario.engine.kind == "deploy")
     raise RunError(
-        f"round {round_}: {how_many} failed{wanted}, the first (client {refusals[0].client}) because "
-        f"{refusals[0].reason}; {remedy}"
+        f"round {round_}: {how_many} failed{wanted}, the first ({first}) because {refusals[0].reason}; {remedy}"
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,10 @@ def _damage(path: Path, messages: Sequence[Message]) -> tuple[str, ...]:
     if not (path / CHECKSUMS).is_file():  # still growing, or of an earlier version
         return ()
     named = sorted({f"transcript/{Path(message.file).name}" for message in messages if message.file})
-    return (*changed_files(path), *(name for name in named if not is_whole(path / name)))
+    found = (*changed_files(path), *(name for name in named if not is_whole(path / name)))
+    if found:
+        logging.getLogger("fedsim").warning("%s is damaged: %s", path, ", ".join(found[:5]))
+    return found
 
 
 def _read_scenario(path: Path) -> tuple[str, Scenario]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Somebody without a key who wants to stop a federation, from one address. Run inside a test's namespace.
 
-Opens connections, a bounded number for a bounded time, and keeps as many as it is let: in each it begins something that
-it does not finish. Prints JSON: how many it opened, and how many the server had closed by the end.
+Holds a bounded number of connections for a bounded time, or as many of them as it is let: in each it begins something
+that it does not finish, and one that is closed it opens again a second later. Prints JSON: how often it connected, and
+the most connections that it held at once, of those that were open for three seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import sys
 
@@ -19,22 +21,25 @@ HEAD = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: server\r\nContent-Type: app
 class Flood:
     """What is begun, and how it went."""
 
-    def __init__(self, host: str, kind: str, seconds: float) -> None:
-        self.host, self.kind, self.seconds = host, kind, seconds
-        self.opened = self.closed = 0
+    def __init__(self, host: str, kind: str) -> None:
+        self.host, self.kind = host, kind
+        self.connected = self.held = self.most = 0
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        self.context = None if kind == "silent" else context
+        self.options = {} if kind == "silent" else {"ssl": context, "ssl_handshake_timeout": 60.0}
 
-    async def one(self) -> None:
-        """One connection, to the end of the time."""
+    async def keep(self) -> None:
+        """One connection, again and again."""
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._one()
+            await asyncio.sleep(1.0)
+
+    async def _one(self) -> None:
+        reader, writer = await asyncio.open_connection(self.host, 8443, **self.options)  # type: ignore[arg-type]
+        self.connected += 1
+        waiting = asyncio.create_task(self._hold())
         try:
-            reader, writer = await asyncio.open_connection(self.host, 8443, ssl=self.context, ssl_handshake_timeout=60)
-        except (OSError, TimeoutError):
-            self.closed += 1
-            return
-        self.opened += 1
-        with contextlib.suppress(OSError):
             if self.kind == "half a header":
                 writer.write(HEAD.encode())
             elif self.kind == "a body":
@@ -43,23 +48,31 @@ class Flood:
                 for _ in range(size // 65536):  # all but its end
                     writer.write(bytes(65536))
                     await writer.drain()
-            with contextlib.suppress(OSError):
-                while await reader.read(65536):
-                    pass
-        self.closed += 1
-        writer.close()
+            while await reader.read(65536):
+                pass
+        finally:
+            if waiting.done():
+                self.held -= 1
+            waiting.cancel()
+            writer.close()
 
-    async def run(self, count: int) -> None:
-        """All of them at once."""
+    async def _hold(self) -> None:
+        await asyncio.sleep(3.0)
+        self.held += 1
+        self.most = max(self.most, self.held)
+
+    async def run(self, count: int, seconds: float) -> None:
+        """All of them, for a time."""
         tasks = []
         for number in range(count):
-            tasks.append(asyncio.create_task(self.one()))
+            tasks.append(asyncio.create_task(self.keep()))
             if number % 50 == 49:
                 await asyncio.sleep(0.05)
-        await asyncio.wait(tasks, timeout=self.seconds)
-        print(json.dumps({"opened": self.opened, "closed": self.closed}))
+        await asyncio.wait(tasks, timeout=seconds)
+        print(json.dumps({"connected": self.connected, "held": self.most}), flush=True)
+        os._exit(0)
 
 
 if __name__ == "__main__":
     host, kind, count, seconds = sys.argv[1:5]
-    asyncio.run(asyncio.wait_for(Flood(host, kind, float(seconds)).run(int(count)), float(seconds) + 30))
+    asyncio.run(Flood(host, kind).run(int(count), float(seconds)))

@@ -2,7 +2,8 @@
 """A load balancer that breaks on command, in one process. Run inside a test's namespace.
 
 Passes TCP on to the server, as long as the file of the mode holds `pass`. Every other mode is a fault, and a change of
-mode ends all connections. Each answer that reaches a client is noted with its time, by the client's address.
+mode ends all connections: refuse (nobody listens), reset, close (accepted and closed), slow (no handshake), garbage (no
+TLS), expired (a certificate that has), or a number (an answer of that status). Each answer that reaches a client is noted with its time, by the client's address.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import time
 from pathlib import Path
 
 PORT = 8443
-FAULTS = ("refuse", "reset", "close", "slow", "500", "502", "expired")
-"""Nobody listens; RST; accepted and closed; no handshake; an answer of that status; an expired certificate."""
 
 
 class Relay:
@@ -75,7 +74,9 @@ class Relay:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         elif self.mode == "slow":
             await asyncio.sleep(3600)
-        elif self.mode in ("500", "502"):
+        elif self.mode == "garbage":
+            writer.write(b"220 another service\r\n")
+        elif self.mode.isdigit():
             await reader.read(65536)
             writer.write(f"HTTP/1.1 {self.mode} Broken\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbad\n".encode())
             await writer.drain()

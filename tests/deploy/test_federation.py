@@ -205,9 +205,9 @@ def test_one_address_without_a_key_does_not_stop_the_federation(federation: Fede
     net, before = federation.net, federation.memory()
     script, output = Path(__file__).with_name("flood.py"), federation.logs / "flood.log"
     output.write_text("")
-    command = [sys.executable, str(script), net.addresses["server"], kind, str(count), "25"]
+    command = [sys.executable, str(script), net.addresses["server"], kind, str(count), "30"]
     flood = net.start("outsider", command, output)
-    time.sleep(12)  # in the middle of it
+    time.sleep(15)  # in the middle of it
     peak = federation.memory()
     doctor = net.run("client1", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-1")], 120)
     assert flood.wait(60) == 0, output.read_text()
@@ -217,7 +217,8 @@ def test_one_address_without_a_key_does_not_stop_the_federation(federation: Fede
     assert "key: the server accepts this client's key" in doctor.stdout
     assert "SuperNode: the server last answered" in doctor.stdout
     assert peak - before < 64 * 2**20
-    assert found["closed"] > count - 128  # connections are counted from the accept
+    assert found["connected"] > 0  # else nothing was tried
+    assert found["held"] <= 140  # of 128, counted from the accept, and some that are just being closed
 
 
 def test_an_outsider_can_do_nothing_and_neither_can_a_revoked_client(federation: Federation, tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_client_that_claims_the_number_of_another_is_refused_by_its_key(
     lines = _received(federation.folder / "server" / "runs" / "claims-001")
     assert [line["client"] for line in lines if line["kind"] == "update"] == [0]
     told = [line["reason"] for line in lines if line.get("client") == 2]
-    assert any("says that it is client 0, but its key is that of client 2" in reason for reason in told), told
+    assert any("says that it is client-1, but its key is that of client-3" in reason for reason in told), told
     assert len(Ledger(folder / "ledger.sqlite").charges()) == 4  # it was asked for nothing
 
 
@@ -314,6 +315,19 @@ def test_a_client_can_neither_fill_the_server_nor_order_others_about(federation:
     assert "client-3 pushed a reply of more than" in (federation.logs / "server.log").read_text()
     assert after - before < 300 * 2**20
     assert size < 80 * 2**20
+
+
+def test_a_revoked_client_comes_back_by_a_new_key_and_another_one_is_added(federation: Federation) -> None:
+    """While the server runs; client 2 has asked all the time, and needs no restart."""
+    old = (federation.folder / "client-2" / "key").read_bytes()
+    issued = federation.fedsim("deploy", "new-key", str(federation.folder), "client-2")
+    assert "restart client-2\n" in issued.stdout, issued.stdout + issued.stderr  # the server knew of it at once
+    assert (federation.folder / "client-2" / "key").read_bytes() != old
+    added = federation.fedsim("deploy", "add-client", str(federation.folder))
+    assert "delete it here\n" in added.stdout, added.stdout + added.stderr
+    command = [*FEDSIM, "deploy", "client", str(federation.folder / "client-4")]
+    federation.net.start("outsider", command, federation.logs / "client4.log")
+    assert set(federation.wait_online({"client-1", "client-2", "client-4"})) >= {"client-1", "client-2", "client-4"}
 
 
 def _outsider(federation: Federation, tmp_path: Path, statuses: dict[str, str]) -> dict[str, str]:

@@ -166,6 +166,9 @@ def _clock(work: Path, number: int) -> list[str]:
         pytest.param("502", 20, marks=pytest.mark.network),
         pytest.param("slow", 40, marks=pytest.mark.network),
         pytest.param("expired", 20, marks=pytest.mark.network),
+        pytest.param("404", 20, marks=pytest.mark.network),  # the page of another backend
+        pytest.param("200", 20, marks=pytest.mark.network),
+        pytest.param("garbage", 20, marks=pytest.mark.network),
     ],
 )
 def test_clients_are_back_within_a_minute_after_a_broken_load_balancer(

@@ -354,7 +354,9 @@ def test_a_failed_run_is_an_error_with_its_reason_and_can_go_on(tmp_path: Path, 
     assert fake.stopped == [41]
     assert json.loads((folder / "deployed.json").read_text())["runs"] == [41, 42]
     config = fake.started[0].override_config
-    assert set(config) == {"scenario", "folder", "deployed"}
+    assert set(config) == {"scenario", "folder", "deployed", "largest-reply"}
+    largest = deployed.largest_reply(fedsim.plan(Scenario.model_validate(SMALL)).layout.size)
+    assert config["largest-reply"].sint64 == largest
     assert not (folder / "truth").exists()
 
 

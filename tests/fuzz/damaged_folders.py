@@ -12,10 +12,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+STRANGERS = (
+    "transcript/round-99999-received.safetensors", "attacks/002-x.json", "attacks/x", "checkpoint.safetensors",
+    "failure.json",
+    ".lock", "submission.json", "truth/x.tmp", "begun.txt", "ledger.sqlite",
+)  # fmt: skip
 Damage = Callable[[Path, Path, Random], None]
 
 VALUES: tuple[Any, ...] = (
-    None, True, "", "x", "\x1b[2J", "\u202ex", -1, 0, 10**6, 2**63, 10**30, 1.5, -0.5, 1e308, 5e-324, math.nan, math.inf, -math.inf,
+    None, True, "", "x", "\x1b[2J", "\u202ex", -1, 0, 10**6, 2**63, 10**30, 1.5, -0.5, 1e308, 5e-324,
+    math.nan, math.inf, -math.inf,
     [], {}, [[[]]], {"a": {"b": []}}, "../../../etc/passwd", [None, None], ["x"], "inf", "nan", "x" * 10_000,
 )  # fmt: skip
 
@@ -139,17 +145,16 @@ def _nested(file: Path, run: Path, rng: Random) -> None:
 
 def _stranger(file: Path, run: Path, rng: Random) -> None:
     """A file that no run writes, beside those that it does."""
-    name = rng.choice(("transcript/round-99999-received.safetensors", "attacks/002-x.json", "attacks/x", "checkpoint.safetensors",
-                       "failure.json", ".lock", "submission.json", "truth/x.tmp", "begun.txt", "ledger.sqlite"))  # fmt: skip
-    place = run / name
+    place = run / rng.choice(STRANGERS)
     place.parent.mkdir(exist_ok=True)
     if not place.exists():
         place.write_bytes(rng.choice((b"", b"{}", b"nonsense\xff", file.read_bytes())))
 
 
 DAMAGES: tuple[Damage, ...] = (
-    _delete, _empty, _cut, _flip, _header, _not_utf8, _swap, _folder, _link, _read_only, _doubled, _lines, _json, _json, _json, _json,
-    _nested, _stranger,
+    _delete, _empty, _cut, _flip, _header, _not_utf8, _swap, _folder, _link, _read_only, _doubled, _lines, _json,
+    _json, _json,
+    _json, _nested, _stranger,
 )  # fmt: skip
 
 

@@ -38,18 +38,19 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("ledger", "run"),
     ("logs", "run"),
     ("read", "run"),
-    ("read", "run"),
 )
+QUICK = ("status", "ledger", "logs", "read")
+"""Commands of milliseconds: each folder is given to two of them, and to one of the others."""
 
 
 @dataclass
 class Tally:
     """How many folders were damaged, and how the commands ended."""
 
-    folders: int = 0
+    cases: int = 0
     commands: int = 0
     refused: int = 0
-    by_command: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def write_base(folder: Path) -> None:
@@ -84,14 +85,16 @@ def failures(seed: int, numbers: range, folder: Path, tally: Tally) -> Iterator[
         place = folder / f"case-{number}"
         place.mkdir()
         what, changed = damage(whole, place / "run", rng)
-        tally.folders += 1
-        for words in rng.sample(COMMANDS, 3):
+        tally.cases += 1
+        quick = [words for words in COMMANDS if words[0] in QUICK]
+        others = [words for words in COMMANDS if words[0] not in QUICK]
+        for words in (*rng.sample(quick, 2), rng.choice(others)):
             if words[0] == "read":  # commands may have written something
                 _, changed = damage_again(whole, place, seed, number)
             outcome = play(words, place, seconds=120, command=read if words[0] == "read" else None)
             tally.commands += 1
             tally.refused += outcome.refused
-            tally.by_command[words[0]] = tally.by_command.get(words[0], 0) + 1
+            tally.seconds[words[0]] = tally.seconds.get(words[0], 0.0) + outcome.seconds
             if why := complaint(outcome, (0, 1, 2) if words[0] == "status" else (0, 2)) or _silent(
                 words, outcome, changed, place
             ):
@@ -119,10 +122,14 @@ def _silent(words: Sequence[str], outcome: Outcome, changed: set[str], place: Pa
     """Damage that a reader is not told of: a program must get an error, a reader of the page a warning."""
     from fedsim.federation.checksums import FILE, read_sums
 
+    if not (place / "run" / "model.safetensors").is_file():  # the run is called unfinished, and can go on
+        return None
     if outcome.refused or not (place / "run" / FILE).is_file() or FILE in changed:
         return None
-    covered = set(read_sums(place / "run"))
-    if words[0] == "read" and (missed := {name for name in changed if name in covered or _is_tensors(name)}):
+    found = {name for name in changed if name.startswith("attacks/") or name == "audit.json"}
+    gone = {name for name in found if not (place / "run" / name).exists()}  # which is allowed: it can be found again
+    covered = set(read_sums(place / "run")) - gone
+    if words[0] == "read" and (missed := {name for name in changed - gone if _is_read(name)}):
         return f"read without a word: {sorted(missed)}"
     if words[0] == "report" and (missed := changed & covered):
         page = (place / "run" / "report.html").read_text()
@@ -130,5 +137,7 @@ def _silent(words: Sequence[str], outcome: Outcome, changed: set[str], place: Pa
     return None
 
 
-def _is_tensors(name: str) -> bool:
-    return name.startswith("transcript/round-")
+def _is_read(name: str) -> bool:
+    """Whether `read` looks at a file: not at the truth, nor at the tensors of attacks."""
+    text = name.endswith((".json", ".jsonl", ".yaml")) and name != "audit.json"
+    return text or name.startswith(("transcript/", "model"))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -40,14 +41,15 @@ BASES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 TEXTS = (
-    "", " ", "x", "mnist", "nan", "null", "yes", "012", "a\x00b", "a\x1b[2Jb", "\u202egnp.exe", "\u2066a\u2069", "ÄÖ ü", "日本語",
-    "🙂", "x" * 300, "../../etc/passwd", "/dev/zero", "/dev/null", "~", "a\nb", "a\r\nb", "\ufeff", "\u0085", "%s%n{0}{x}",
-    "[red]x[/red]", "<script>alert(1)</script>", "import:os:getcwd", "import:os.path:join", "import:builtins:exit", "$HOME", "`id`",
-    "'; --", "\ud800",
+    "", " ", "x", "mnist", "nan", "null", "yes", "012", "a\x00b", "a\x1b[2Jb", "\u202egnp.exe", "\u2066a\u2069", "ÄÖ ü",
+    "日本語", "🙂", "x" * 300, "../../etc/passwd", "/dev/zero", "/dev/null", "~", "a\nb", "a\r\nb", "\ufeff", "\u0085",
+    "%s%n{0}{x}",
+    "[red]x[/red]", "<script>alert(1)</script>", "import:os:getcwd", "import:os.path:join", "import:builtins:exit",
+    "$HOME", "`id`", "'; --", "\ud800",
 )  # fmt: skip
 INTEGERS = (
-    0, 1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 64, 100, 999, 1000, 4096, 10**5, 10**6, 10**7, 10**9, 2**31 - 1, 2**31, 2**32, 2**53,
-    2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 10**400, -1, -(2**63), -(10**30),
+    0, 1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 64, 100, 999, 1000, 4096, 10**5, 10**6, 10**7, 10**9, 2**31 - 1, 2**31, 2**32,
+    2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 10**400, -1, -(2**63), -(10**30),
 )  # fmt: skip
 NUMBERS = (
     0.0, -0.0, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99, 1.0, 1.5, 2.0, 10.0, 100.0, 1e3, 1e6, 1e12, 1e30, 1e38, 1e39, 1e154,
@@ -73,15 +75,17 @@ def case(rng: Random) -> Case:
     document = copy.deepcopy(BASE) | copy.deepcopy(rng.choice(BASES))
     overrides: list[str] = []
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5))):
-        path, node = _place(rng)
-        _put(document, overrides, path, drawn(node, rng), rng)
+        place = rng.choice(places())
+        _at(document, place, rng)
+        _put(document, overrides, place.path, drawn(place.node, rng), rng)
     garbage = None
     if rng.random() < 0.3:
-        path, node = _place(rng)
-        value, garbage = _garbage(path, node, rng)
+        place = rng.choice(places())
+        value, garbage = _garbage(place.node, rng)
         if garbage:
-            _put(document, overrides, path, value, rng, by_override=bool(overrides))
-            garbage = f"{'.'.join(map(str, path))}: {garbage}"
+            _at(document, place, rng)
+            _put(document, overrides, place.path, value, rng, by_override=bool(overrides))
+            garbage = f"{'.'.join(place.path)}: {garbage}"
     text = _yaml(document)
     if rng.random() < 0.15:
         text, trick = rng.choice(TRICKS)(text, rng)
@@ -124,19 +128,42 @@ def _put(
 # --- values of a field ----------------------------------------------------------------------------------------------
 
 
-def _place(rng: Random) -> tuple[tuple[str, ...], schema.Node]:
-    """A field somewhere in the schema, reached by a random walk, so that each section is as likely as another."""
-    node, path = schema.root(), ()
-    while True:
-        name, node = rng.choice(sorted(_fields(node, rng).items()))
-        path = (*path, name)
-        if not schema.sections(node) or rng.random() < 0.15:
-            return path, node
+@dataclass(frozen=True)
+class Place:
+    """A field of one kind of a section."""
+
+    path: tuple[str, ...]
+    node: schema.Node
+    kinds: tuple[tuple[tuple[str, ...], str, Any], ...]
+    """The sections around it that are one kind of several: their paths, the names of their tags, and the values."""
 
 
-def _fields(node: schema.Node, rng: Random) -> dict[str, schema.Node]:
-    """The fields of one kind of a section."""
-    return dict(rng.choice(schema.sections(node))["properties"])
+@cache
+def places() -> tuple[Place, ...]:
+    """Every field of every kind of every section."""
+    return tuple(_walk(schema.root(), (), ()))
+
+
+def _walk(
+    node: schema.Node, path: tuple[str, ...], kinds: tuple[tuple[tuple[str, ...], str, Any], ...]
+) -> Iterator[Place]:
+    tag = schema.tag_of(node) if path else None
+    for section in schema.sections(node):
+        values = schema.values_of(section["properties"][tag]) if tag else []
+        inside = (*kinds, (path, tag, values[0])) if tag and values else kinds
+        for name, field in section["properties"].items():
+            yield Place((*path, name), field, inside)
+            yield from _walk(field, (*path, name), inside)
+
+
+def _at(document: dict[str, Any], place: Place, rng: Random) -> None:
+    """Mostly, make the sections around a field of the kind that has it."""
+    for path, tag, value in place.kinds if rng.random() < 0.85 else ():
+        for name in path[:-1]:
+            document = document.setdefault(name, {}) if isinstance(document.get(name, {}), dict) else {}
+        section = document.get(path[-1])
+        if not isinstance(section, dict) or section.get(tag) != value:
+            document[path[-1]] = {tag: value}
 
 
 def drawn(node: schema.Node, rng: Random, depth: int = 0) -> Any:
@@ -187,7 +214,7 @@ def _number(node: schema.Node, whole: bool, rng: Random) -> Any:
     return rng.choice(rng.choice([NUMBERS, edges or NUMBERS, allowed_numbers or edges, usual or edges]))
 
 
-def _garbage(path: tuple[str, ...], node: schema.Node, rng: Random) -> tuple[Any, str | None]:
+def _garbage(node: schema.Node, rng: Random) -> tuple[Any, str | None]:
     """A value that no version of the field can mean, and why."""
     leaves = schema.alternatives(node)
     types = {leaf.get("type", "object" if "properties" in leaf else "") for leaf in leaves}

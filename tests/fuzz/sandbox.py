@@ -68,7 +68,10 @@ def play(
     memory: int = MEMORY,
     command: Callable[[Sequence[str]], int] | None = None,
 ) -> Outcome:
-    """Run a command in a folder; what it printed and how it ended. `seconds` are of the processor; `command` is by default the command line."""
+    """Run a command in a folder; what it printed and how it ended.
+
+    `seconds` are of the processor; `command` is by default the command line.
+    """
     out, err = folder.parent / f"{folder.name}.out", folder.parent / f"{folder.name}.err"
     sys.stdout.flush()
     sys.stderr.flush()
