@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
-.PHONY: demo test test-slow test-hub test-deploy test-network deploy-packages faults lint bench bench-inversion calibrate clean help
+.PHONY: demo test test-slow test-hub test-deploy test-network test-docs deploy-packages faults lint docs bench \
+	bench-inversion calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -11,9 +12,11 @@ help:
 	@echo "make test-slow  run the tests that take longer"
 	@echo "make test-hub   run the tests of data with the extra hub, against a hub on this machine"
 	@echo "make test-deploy  a real federation in network namespaces (root; installs nginx, iproute2, openssh)"
+	@echo "make test-docs  run every command and snippet of the tutorials and how-to pages"
 	@echo "make test-network  the same federation under ten faults of the network (ten minutes)"
 	@echo "make faults     break a federation in every way that we know, and print what happened"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       build the documentation into build/site; a warning is an error"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
 	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (five CPU minutes)"
@@ -39,7 +42,7 @@ demo: .venv/installed
 	$(BIN)/fedsim run quickstart
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy and not docs" -n 2
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
@@ -47,7 +50,7 @@ test-slow: .venv/installed
 # Apart from `make test`, so that everything else is tested without the packages that the extra brings.
 test-hub: .venv/installed
 	$(BIN)/pip install -qq -c constraints.txt -e ".[dev,hub]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy" -n 2 tests/data
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not deploy and not docs" -n 2 tests/data
 
 # Where packages cannot be installed or namespaces are not allowed, the tests skip and say why.
 deploy-packages:
@@ -64,6 +67,9 @@ test-deploy: .venv/installed deploy-packages
 test-network: .venv/installed deploy-packages
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m deploy tests/deploy/test_network.py
 
+test-docs: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m docs tests/docs -n 2
+
 # Bad replies, too few replies, full disks, killed processes: what was expected of each, and what happened.
 faults: .venv/installed
 	@$(BIN)/pip install -q -c constraints.txt -e ".[dev,ray]" || echo "no Ray here: its test will skip"
@@ -73,6 +79,11 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed
+	$(BIN)/pip install -qq -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/simulation.py

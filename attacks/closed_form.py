@@ -46,7 +46,7 @@ class _Found:
 
     inputs: Tensor
     labels: Tensor | None
-    confidence: Tensor
+    score: Tensor
     certified: Tensor
     notes: tuple[str, ...] = ()
 
@@ -54,7 +54,7 @@ class _Found:
 def closed_form(
     observation: Observation, knowledge: Knowledge, settings: ClosedFormAttack, *, seed: int = 0
 ) -> Reconstruction:
-    """The examples that can be computed from the gradient without a search, each with its confidence."""
+    """The examples that can be computed from the gradient without a search, with a score."""
     check_observation(observation, knowledge)
     if knowledge.kind == "text":
         raise AttackError("closed-form computes numbers, and tokens are none; use the attack text")
@@ -86,7 +86,7 @@ def _reconstruction(observation: Observation, knowledge: Knowledge, found: _Foun
         inputs=inputs,
         labels=found.labels,
         loss=loss,
-        confidence=found.confidence.float(),
+        score=found.score.float(),
         certified=found.certified,
         notes=found.notes,
     )
@@ -133,7 +133,7 @@ def _one_example(observation: Observation, knowledge: Knowledge, front: Layer) -
     flat = bias @ weight / bias.square().sum()
     left = float((weight - torch.outer(bias, flat)).norm() / weight.norm().clamp_min(1e-300))
     relative = noise / float(bias.norm())
-    confidence = 1.0 if noise == 0 and left < 1e-3 else math.exp(-relative)
+    score = 1.0 if noise == 0 and left < 1e-3 else math.exp(-relative)
     labels = _label_of_one(observation, knowledge, flat)
     sure = noise == 0 and left < 1e-4
     if noise == 0 and labels is not None and client_gradient(observation) is not None:
@@ -142,10 +142,8 @@ def _one_example(observation: Observation, knowledge: Knowledge, front: Layer) -
         matches = loss < max(_MATCHES, min(rounding, _MATCHES_ROUNDED))
         sure = sure and matches
         belief = 1.0 if matches else max(_belief(loss), 0.5 if loss < rounding else 0.0)
-        confidence = min(confidence, belief)
-    return _Found(
-        flat[None], labels, torch.tensor([confidence]), torch.tensor([sure]), (f"rank-one residual {left:.1g}",)
-    )
+        score = min(score, belief)
+    return _Found(flat[None], labels, torch.tensor([score]), torch.tensor([sure]), (f"rank-one residual {left:.1g}",))
 
 
 def _unlike(observation: Observation, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -322,9 +320,9 @@ def _rows(observation: Observation, knowledge: Knowledge, layers: tuple[Layer, .
     sure = torch.tensor(
         [_certain(each, found[0], layers, front, size, single=single) for each in found], dtype=torch.bool
     )
-    confidence = torch.where(sure, 1.0, 0.5)
+    score = torch.where(sure, 1.0, 0.5)
     note = f"{len(found)} examples alone in rows of {front.name}, confirmed by at least three rows each"
-    return _Found(inputs, known, confidence, sure, (note,))
+    return _Found(inputs, known, score, sure, (note,))
 
 
 def _certain(

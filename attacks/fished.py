@@ -48,7 +48,7 @@ def fished(observation: Observation, knowledge: Knowledge, settings: ImprintAtta
         value,
         label if wanted else None,
         matching_loss(observation, value, label, share=1 / (observation.batch_size or 1)) if wanted else math.nan,
-        confidence=torch.tensor([max(0.0, 1 - 10 * max(impure, outside, 0.0 if math.isnan(apart) else apart))]),
+        score=torch.tensor([max(0.0, 1 - 10 * max(impure, outside, 0.0 if math.isnan(apart) else apart))]),
         certified=torch.tensor([clear and impure < 1e-4 and outside < _IN_RANGE and apart < _REPRODUCED]),
         notes=(
             f"the first layer's gradient is of rank one up to {impure:.1e}, and the example's own gradient is the"

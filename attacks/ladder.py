@@ -36,22 +36,26 @@ def automatic(
     """
     check_observation(observation, knowledge)
     found: list[Reconstruction] = []
-    impossible: list[str] = []
+    impossible, spared = list(_unfit(observation, knowledge)), []
     for name, attack, rung_settings in _rungs(observation, knowledge, settings):
+        if found and explains(found[-1], observation.batch_size):
+            spared.append(f"{name}: not needed, the update is explained")
+            continue
         try:
             result = attack(observation, knowledge, rung_settings, seed=seed)
         except AttackError as error:
             impossible.append(f"{name}: {error}")
             continue
         found.append(result)
-        if explains(result, observation.batch_size):
-            break
     if not found:
         raise AttackError("no attack fits this update: " + "; ".join(impossible))
     best = min(found, key=_rank)
-    tried = ", ".join(each.attack for each in found)
-    note = f"tried, in this order: {tried}; shown is the one with most certified items, then the least matching loss"
-    return replace(best, notes=(note, *best.notes))
+    tried = tuple(each.attack for each in found)
+    note = (
+        f"tried, in this order: {', '.join(tried)}; shown is the one with most certified items, then the least matching"
+        " loss"
+    )
+    return replace(best, notes=(note, *best.notes), tried=tried, untried=(*impossible, *spared))
 
 
 def _rank(result: Reconstruction) -> tuple[int, float, int]:
@@ -68,6 +72,14 @@ def explains(result: Reconstruction, batch_size: int | None) -> bool:
     complete = len(result.inputs) > 0 and (batch_size is None or len(result.inputs) >= batch_size)
     certified = result.certified is not None and bool(result.certified.all())
     return complete and (certified or result.loss < EXPLAINED)
+
+
+def _unfit(observation: Observation, knowledge: Knowledge) -> Iterator[str]:
+    """The attacks that are not among the rungs for this update, with the reason."""
+    if knowledge.active is None:
+        yield "imprint: the server did not craft its weights"
+    if knowledge.kind == "image" and client_gradient(observation) is None:
+        yield "gradient-matching: after several local steps there is no single gradient to match"
 
 
 def _rungs(

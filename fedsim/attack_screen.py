@@ -39,14 +39,9 @@ def attack_line(report: AttackReport) -> str:
 
 def attack_rows(run: Run, names: set[str] | None = None) -> list[tuple[str, str]]:
     """How each attack fared on all its updates, for people; `names` are the result files to show."""
-    from fedsim.report.attack_pages import did_it_work
+    from fedsim.report.attack_answers import did_it_work
 
-    return [(files.title, f"{_where(files)}: {did_it_work(files)[1]}") for files in _files(run, names)]
-
-
-def _where(files: AttackFiles) -> str:
-    updates = files.document.observations
-    return updates[0].name if len(updates) == 1 else f"{len(updates)} updates"
+    return [(files.title, did_it_work(files)[1]) for files in _files(run, names)]
 
 
 def attack_documents(run: Run, names: set[str] | None = None) -> list[dict[str, Any]]:

@@ -60,7 +60,21 @@ def test_a_batch_comes_back_and_the_files_say_so(attacked: Run) -> None:
         paired = truth[f"{key}/inputs"][truth[f"{key}/assignment"]]
         torch.testing.assert_close(found[f"{key}/inputs"].float(), paired, atol=1e-4, rtol=0)
     table = attacked.attacks
-    assert list(table["found"]) == [6, 6]
+    for name in ("found", "right", "exact", "leaked", "certified", "certified_right", "originals"):
+        assert list(table[name]) == [6, 6]
+    for row, entry in zip(table.itertuples(), content["observations"], strict=True):
+        assert (row.psnr, row.ssim, row.mse) == tuple(entry["score"]["metrics"][m] for m in ("psnr", "ssim", "mse"))
+
+
+def test_an_attack_returns_what_it_has_just_tried(attacked: Run, tmp_path: Path) -> None:
+    shutil.copytree(attacked.path, tmp_path / "run")
+    before = (tmp_path / "run" / "attacks" / "001-exact.json").read_bytes()
+    table = fedsim.attack(tmp_path / "run", ["{name: labels, observations: 2}"])
+    assert list(table["attack"]) == ["labels", "labels"]
+    assert list(table.index) == [0, 1]
+    assert (table["label_accuracy"] == 1).all()
+    assert set(fedsim.open_run(tmp_path / "run").attacks["attack"]) == {"exact", "labels"}
+    assert (tmp_path / "run" / "attacks" / "001-exact.json").read_bytes() == before
 
 
 def test_the_truth_is_not_read_by_the_attack(attacked: Run, tmp_path: Path) -> None:
@@ -132,7 +146,9 @@ def test_the_command_line(attacked: Run, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["attack", str(copy)]) == 0
     out = capsys.readouterr().out
     assert "attack=exact update=round-1/client-0 number=1 of=2 found=6" in out
-    assert re.search(r"^exact: 2 updates: .*12 of 12 pictures were reconstructed", out, re.MULTILINE)
+    assert re.search(
+        r"^exact: .* behind 2 updates\? .*12 of 12 pictures recognisable, 12 near, 12 exact", out, re.MULTILINE
+    )
     assert re.search(r"Attack[ \d]*: exact", (copy / "report.html").read_text())
 
 

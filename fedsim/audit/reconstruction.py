@@ -18,10 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedsim.attacks.exact_certificate import in_words
 from fedsim.attacks.observation import Knowledge, Reconstruction
 from fedsim.audit.bounds import Kappa
-from fedsim.audit.scores.baseline import Baseline, stranger
+from fedsim.audit.scores.baseline import Baseline, best_guesses, stranger, within
 from fedsim.audit.scores.comparison import Comparison, Outcome, compare, together
+from fedsim.audit.scores.grades import GRADES, Grade, Shown, shown_by
 from fedsim.audit.scores.pairing import (
     assign,
     certain_pairs,
@@ -31,6 +33,7 @@ from fedsim.audit.scores.pairing import (
     near_and_exact,
     pair_metrics,
 )
+from fedsim.audit.scores.reader import reader
 from fedsim.audit.scores.shares import Share
 from fedsim.audit.scores.yardsticks import NEAR, Yardstick, yardstick
 from fedsim.errors import AttackError
@@ -52,10 +55,23 @@ class ItemScore:
     """Every pixel within half a grey level; every cell, every token the same."""
     leaked: bool
     """Right, where a stranger's best guess for this original is not."""
-    confidence: float
+    confidence: float | None
+    """A lower bound of the probability that it is right; None where the attack was not calibrated."""
     certified: bool
     label_right: bool | None
     metrics: Mapping[str, float]
+    recognisable: bool | None = None
+    """Nearer to its original than to any other example of the gallery; None: there was no gallery."""
+    better: bool | None = None
+    """Clearly nearer to its original than a stranger's guess; None: there were no public rows to guess from."""
+    class_read: bool | None = None
+    """Whether a second model, of public pictures only, reads the true class; None: there is none that can."""
+
+    @property
+    def grade(self) -> Grade:
+        """The highest grade that it reaches; each includes those below it."""
+        reached = {"exact": self.exact, "near": self.right, "recognisable": self.recognisable, "better": self.better}
+        return next((grade for grade in reversed(GRADES) if reached.get(grade)), "nothing")
 
 
 @dataclass(frozen=True)
@@ -86,11 +102,29 @@ class ReconstructionScore:
     """(confidence, right) of every cell, where the attack says how sure it is of each."""
     certified_within: str = ""
     """How close a certified item must be to be right, for people: far closer than η."""
+    gallery: int = 0
+    """How many other examples an original was told from; 0: too few, and nobody knows what is recognisable."""
+    luck: float = 0.0
+    """The probability that an item which has nothing to do with the originals passes for recognisable."""
+    reader_accuracy: float | None = None
+    """How often the second model reads public pictures right that it has not seen."""
+
+    def at_least(self, grade: Grade) -> Share:
+        """The originals of which at least so much is shown."""
+        reached = GRADES[GRADES.index(grade) :]
+        return Share(sum(item.grade in reached for item in self.items), self.originals)
+
+    @property
+    def class_read(self) -> Share | None:
+        """The originals whose class the second model reads from the reconstruction."""
+        if self.reader_accuracy is None:
+            return None
+        return Share(sum(item.class_read is True for item in self.items), self.originals)
 
     @property
     def reliability(self) -> tuple[tuple[float, bool], ...]:
-        """(confidence, right) of every item."""
-        return tuple((item.confidence, item.right) for item in self.items)
+        """(confidence, right) of every item, where the attack was calibrated."""
+        return tuple((item.confidence, item.right) for item in self.items if item.confidence is not None)
 
     def sentence(self) -> str:
         """Did it work? For people."""
@@ -103,8 +137,7 @@ class ReconstructionScore:
                     f"Labels only: {100 * self.label_accuracy:.0f}% of the labels of {self.originals} {noun} are right."
                 )
             return f"Nothing of {self.originals} {noun} was reconstructed."
-        parts = [f"{self.right.right} of {self.originals} {noun} reconstructed", f"{self.exact.right} exactly"]
-        parts += [f"{text}" for text in _headline(self.metrics, self.baseline)]
+        parts = [graded_counts((self,), noun), *_headline(self.metrics, self.baseline)]
         if self.baseline is not None:
             parts.append(f"{self.leaked.right} that a stranger would not have guessed")
         broken = [c for c in self.comparisons if c.verdict == "violated"]
@@ -139,6 +172,16 @@ class ReconstructionScore:
         return cls(**own)
 
 
+def graded_counts(scores: Sequence[ReconstructionScore], noun: str) -> str:
+    """How many originals are shown at each grade, over several updates; each count includes those after it."""
+    total = sum(score.originals for score in scores)
+    counts = {grade: sum(score.at_least(grade).right for score in scores) for grade in GRADES}
+    ends = f"{counts['near']:,} near, {counts['exact']:,} exact"
+    if all(score.gallery for score in scores if score.found):
+        return f"{counts['recognisable']:,} of {total:,} {noun} recognisable, {ends}"
+    return f"{counts['near']:,} of {total:,} {noun} near, {counts['exact']:,} exact"
+
+
 def score(
     reconstruction: Reconstruction,
     originals: Tensor,
@@ -148,6 +191,7 @@ def score(
     claims: Sequence[PrivacyClaim] = (),
     prior: Tensor | None = None,
     prior_labels: Tensor | None = None,
+    others: Tensor | None = None,
     eta: float = NEAR,
     clients: int = 1,
     client: int | None = None,
@@ -155,24 +199,34 @@ def score(
     """Score a reconstruction against the originals (b, *input_shape) with their labels.
 
     `prior` are public rows, from which a stranger would guess; without them there is no baseline and no comparison
-    with a claim. `clients`: how many clients' examples the originals are, under secure aggregation; `client`: whose
-    they are, so that several updates of one client are not taken for independent trials.
+    with a claim. `others` are private rows that the update was not computed from: with the public ones they are the
+    gallery among which an original must be recognised. `clients`: how many clients' examples the originals are, under
+    secure aggregation; `client`: whose they are, so that several updates of one client are not taken for independent
+    trials.
     """
     _check(reconstruction, originals, knowledge)
     public = None if prior is None or not len(prior) else prior[:MOST_PRIOR_ROWS]
+    gallery = [rows[:MOST_PRIOR_ROWS] for rows in (prior, others) if rows is not None]
     stick = yardstick(knowledge, originals, *(() if public is None else (public,)))
     truth, found = stick.prepare(originals), stick.prepare(reconstruction.inputs.detach())
     pairs = assign(stick, found, truth, label_mismatch(reconstruction, labels), eta)
     assignment = [dict(pairs).get(item, -1) for item in range(len(found))]
     metrics = pair_metrics(stick, found, truth, pairs)
     near, same = near_and_exact(stick, found, truth, pairs, eta)
-    baseline, guessed = None, [False] * len(truth)
+    baseline, guesses, guessed = None, None, [False] * len(truth)
     if public is not None:
         granted = labels if knowledge.labels is not None else None
         public_labels = None if prior_labels is None else prior_labels[: len(public)]
-        baseline, guessed = stranger(stick, truth, granted, stick.prepare(public), public_labels, found, eta)
-    items = _items(reconstruction, labels, assignment, metrics, near, same, guessed)
-    certain = certain_pairs(stick, found, truth, pairs)
+        baseline, guesses = stranger(stick, truth, granted, stick.prepare(public), public_labels, found, eta)
+        guessed = [within(stick, guess, original, eta) for guess, original in zip(guesses, truth, strict=True)]
+    rivals = torch.cat([stick.prepare(rows) for rows in gallery]) if gallery else truth[:0]
+    second = by_class = None
+    if knowledge.kind == "image" and public is not None and prior_labels is not None and len(found):
+        seen, known = stick.prepare(public), prior_labels[: len(public)]
+        second, by_class = reader(seen, known), best_guesses(stick, truth, labels, seen, known)
+    shown = shown_by(stick, found, truth, pairs, labels, rivals, guesses, second, by_class)
+    items = _items(reconstruction, labels, assignment, metrics, near, same, guessed, shown)
+    certain = certain_pairs(stick, found, truth, pairs, _apart(reconstruction, originals), reconstruction.radius)
     sure = [place in certain for place, item in enumerate(items) if item.certified]
     return ReconstructionScore(
         attack=reconstruction.attack,
@@ -192,8 +246,24 @@ def score(
         baseline=baseline,
         comparisons=_compare(claims, items, len(truth), baseline, clients, client),
         cells=_cell_reliability(stick, reconstruction, found, truth, assignment),
-        certified_within=stick.certain_within,
+        certified_within=_certified_within(stick, reconstruction, knowledge),
+        gallery=shown.gallery,
+        luck=shown.luck,
+        reader_accuracy=shown.reader_accuracy,
     )
+
+
+def _apart(reconstruction: Reconstruction, originals: Tensor) -> Tensor:
+    """(n, N): the largest difference in any value."""
+    items, truth = (each.detach().double().flatten(1) for each in (reconstruction.inputs, originals))
+    return torch.cdist(items, truth, p=math.inf)
+
+
+def _certified_within(stick: Yardstick, reconstruction: Reconstruction, knowledge: Knowledge) -> str:
+    sure, radius = reconstruction.certified, reconstruction.radius
+    if sure is None or radius is None or not sure.any():
+        return stick.certain_within
+    return f"every value within the radius of its certificate, at most {in_words(float(radius[sure].max()), knowledge)}"
 
 
 def _compare(
@@ -227,7 +297,7 @@ def _check(reconstruction: Reconstruction, originals: Tensor, knowledge: Knowled
                 f"{name} of {reconstruction.attack} have shape {tuple(tensor.shape)}, but an input has"
                 f" {knowledge.input_shape}; score what the attack was played on"
             )
-    for name in ("confidence", "labels", "cells", "certified"):
+    for name in ("score", "confidence", "labels", "cells", "certified", "radius"):
         value: Tensor | None = getattr(reconstruction, name)
         if value is not None and n and len(value) != n:
             raise AttackError(
@@ -246,18 +316,22 @@ def _items(
     near: set[int],
     same: set[int],
     guessed: Sequence[bool],
+    shown: Shown,
 ) -> tuple[ItemScore, ...]:
-    mine, certified = reconstruction.labels, reconstruction.certified
+    mine, certified, sure = reconstruction.labels, reconstruction.certified, reconstruction.confidence
     return tuple(
         ItemScore(
             original=original,
             right=item in near,
             exact=item in same,
             leaked=item in near and not guessed[original],
-            confidence=float(reconstruction.confidence[item]),
+            confidence=None if sure is None else float(sure[item]),
             certified=bool(certified[item]) if certified is not None else False,
             label_right=bool((mine[item] == labels[original]).all()) if mine is not None and original >= 0 else None,
             metrics=metrics.get(item, {}),
+            recognisable=None if shown.recognisable is None else item in shown.recognisable,
+            better=None if shown.better is None else item in shown.better,
+            class_read=None if shown.class_read is None else item in shown.class_read,
         )
         for item, original in enumerate(assignment)
     )

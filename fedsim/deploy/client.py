@@ -34,7 +34,7 @@ from fedsim.deploy.processes import (
     together,
 )
 from fedsim.errors import DeployError
-from fedsim.federation.policy import load_policy
+from fedsim.federation.policy import Policy, load_policy
 from fedsim.privacy.ledger import Ledger
 
 log = logging.getLogger("fedsim")
@@ -154,7 +154,7 @@ def encoded(client: Client, data: Path | None, schema: Path) -> Path:
 def node_configuration(client: Client, data: Path | None, policy: Path | None) -> str:
     """What the ClientApp is told by its own node; checked here, before anything is started."""
     policy = (policy or client.path / "policy.yaml").absolute()
-    load_policy(policy)
+    allowed = load_policy(policy)
     ledger = client.path / "ledger.sqlite"
     Ledger(ledger, create=False)
     from fedsim.federation.link import SERVER_KEY
@@ -177,9 +177,22 @@ def node_configuration(client: Client, data: Path | None, policy: Path | None) -
             raise DeployError(f"--data {data} is not a file; give the file that holds this client's data")
         from fedsim.federation.workplace import check_own_file  # seconds, which only a file of one's own needs
 
-        check_own_file(data)
+        rows = check_own_file(data)
+        if rows is not None:
+            log.log(*vouched(allowed, rows, data))
         values["data-path"] = str(data.absolute())
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())  # JSON's strings are TOML's
+
+
+def vouched(policy: Policy, rows: int, data: Path) -> tuple[int, str]:
+    """How important it is for the owner, and what: between which numbers of rows the policy lets the file be used."""
+    most = "any number" if policy.largest_examples is None else f"{policy.largest_examples:,}"
+    held = f"{data} has {rows:,} rows; the policy vouches for {policy.smallest_examples:,} to {most} of them"
+    if rows < policy.smallest_examples or (policy.largest_examples is not None and rows > policy.largest_examples):
+        return logging.WARNING, f"{held}, so this client will not train; change smallest_examples or largest_examples"
+    if policy.largest_examples is None:
+        held += "; set largest_examples, too, so that the server can claim a privacy loss where it sees sums only"
+    return logging.INFO, held
 
 
 def supernode_command(client: Client) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def encode(
     from fedsim.deploy.encoding import write_encoded
 
     log_to_screen()
-    found = write_encoded(schema, data, out)
+    found = write_encoded(schema, data, out, held_out=True)
     print(f"wrote {out}: {found.x.shape[0]} rows of {found.x.shape[1]} numbers, {found.clipped} beyond their ranges")
 
 

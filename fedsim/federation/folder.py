@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.errors import FedsimError, FolderTakenError, RunError
+from fedsim.federation import checksums
 from fedsim.federation.transcript import TranscriptWriter
 from fedsim.scenario import AdversarySection
 from fedsim.training import Layout
@@ -46,6 +47,8 @@ class Checkpoint:
 def create_folder(path: Path, files: Mapping[str, str]) -> None:
     """Make a run folder with its first files; it appears complete or not at all."""
     taken = f"{path} is already there; choose another --out, or go on with it by --resume {path}"
+    if "\0" in str(path):
+        raise RunError(f"the run folder {str(path)!r} holds a zero byte, which no path has; choose another --out")
     if path.exists():
         raise FolderTakenError(taken)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -131,7 +134,11 @@ class RunWriter:
 
     def finish(self, model: Mapping[str, Tensor]) -> None:
         """The trained model ends a run; its presence is what makes a run complete."""
-        write_durably(self.path / "model.safetensors", save({name: tensor.clone() for name, tensor in model.items()}))
+        content = save({name: tensor.clone() for name, tensor in model.items()})
+        for file in (self.metrics, self.transcript.messages):
+            file.flush()
+        write_durably(self.path / checksums.FILE, checksums.sums_text(self.path, {checksums.MODEL: content}).encode())
+        write_durably(self.path / checksums.MODEL, content)
         self.close()
         tidy(self.path)
 
@@ -220,6 +227,7 @@ def _cut_back(path: Path, checkpoint: Checkpoint | None) -> None:
             raise RunError(f"{file} is damaged: it is shorter than when the checkpoint was written; run it anew")
         if file.is_file():
             os.truncate(file, size)
+    (path / checksums.FILE).unlink(missing_ok=True)  # of a run whose model is gone
     _remove_half_written(path)
     last = checkpoint.round if checkpoint else 0
     for file in (path / "transcript").glob("round-[0-9][0-9][0-9][0-9][0-9]-*"):

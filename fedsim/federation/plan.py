@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Partition, label_counts
-from fedsim.errors import ModelError, ScenarioError
+from fedsim.errors import ModelError, ScenarioError, counted
 from fedsim.federation.asked import Asked, Rows
 from fedsim.federation.client import local_work, workplace
 from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
@@ -32,9 +32,13 @@ from fedsim.strategies.malicious import check_active, forge_of
 from fedsim.training import Layout, batch_schedule, check_private_training, train_cohort
 
 PICTURED_CLIENTS = 40
+TIMED_BYTES = 1 << 26
+"""Of a larger model not even a step is taken to foresee the time of a run: that takes many copies of it."""
+_RATE, _BANDWIDTH = 2e10, 4e9
+"""Operations, and bytes of weights that are read or written, in a second of an ordinary processor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A scenario with its data, its model, its cohorts and its privacy claims."""
 
@@ -49,6 +53,16 @@ class Plan:
     cohorts: tuple[Cohort, ...]
     noise: Noise
     curve: tuple[tuple[PrivacyClaim, ...], ...]
+    memory: int = 0
+    """About how many bytes the run needs, beside its data."""
+
+    def __repr__(self) -> str:
+        scenario = self.scenario
+        return (
+            f"Plan({scenario.name!r}: {scenario.strategy.name}, {counted(scenario.rounds, 'round')},"
+            f" {counted(self.population, 'client')}, {scenario.model.name} with"
+            f" {counted(self.parameters, 'parameter')}, {counted(len(self.claims), 'privacy claim')})"
+        )
 
     @property
     def parameters(self) -> int:
@@ -71,6 +85,17 @@ class Plan:
         work = local_work(self.scenario, 0.0)
         rng = np.random.default_rng(0)
         return max((len(batch_schedule(size, work, rng)) for size in sizes if size), default=0)
+
+    @property
+    def messages(self) -> int:
+        """What passes the server: the model of each round, and an answer of each client, or one sum."""
+        sums = self.scenario.defence.secure_aggregation
+        return sum(1 + (1 if sums else len(cohort)) for cohort in self.cohorts)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of this scenario."""
+        return notes(self)
 
     @property
     def transcript_bytes(self) -> int:
@@ -133,6 +158,7 @@ def plan(scenario: Scenario) -> Plan:
         cohorts,
         noise,
         tuple(curve),
+        place.memory,
     )
 
 
@@ -236,6 +262,8 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 def estimate_seconds(plan: Plan) -> float:
     """About how long the run may take: a few real local steps and one evaluation, extrapolated, and compiling."""
+    if 4 * plan.layout.size > TIMED_BYTES:
+        return _reckoned_seconds(plan)
     clients = next(cohort for cohort in plan.cohorts if len(cohort))[:8].tolist()
     members = [plan.partition.members(client) for client in clients]
     randomness = [ClientRandomness(plan.scenario.seed, 0, client) for client in clients]
@@ -255,6 +283,17 @@ def estimate_seconds(plan: Plan) -> float:
     training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
     compiling = max(0.0, (begun - started) - (trained - begun))
     return compiling + training + (evaluated - trained) * evaluations
+
+
+def _reckoned_seconds(plan: Plan) -> float:
+    """The same for a model that is too large to be tried: by its operations, and the weights that each step moves."""
+    sizes = [plan.partition.size(int(client)) for cohort in plan.cohorts for client in cohort]
+    work = local_work(plan.scenario, 0.0)
+    steps = sum(work.local_steps(rows) for rows in sizes)
+    examples = sum(work.local_steps(rows) * work.batch(rows) for rows in sizes if rows)
+    evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
+    operations = plan.parameters * (6.0 * examples + 2.0 * evaluations * len(plan.dataset.x_test))
+    return operations / _RATE + 12.0 * plan.layout.size * steps / _BANDWIDTH
 
 
 def _check_sums(scenario: Scenario, cohorts: Sequence[Cohort]) -> None:

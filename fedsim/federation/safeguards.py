@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedsim.errors import DeployError, FedsimError, PolicyError
 from fedsim.federation.asked import Rows
+from fedsim.federation.masking import MOST_HOLDERS
 from fedsim.federation.policy import Policy, Request, charge_request, check_request, check_scenario, load_policy
 from fedsim.federation.signature import check_signature, counted_rows, read_public
 from fedsim.privacy.ledger import Ledger
@@ -131,16 +132,15 @@ class Safeguards:
         charge_request(self._policy(), Ledger(self.ledger, create=False), scenario, request, self.run)
 
     def check_holders(self, holders: object, what: str) -> None:
-        """PolicyError for what are not enough numbers of clients of this federation, each once.
+        """PolicyError for what are not enough numbers of clients, each once.
 
-        The share of holder −1 would be the secret itself, and who stands there twice would be two of a threshold.
+        The share of holder −1 would be the secret itself, and who stands there twice would be two of a threshold. How
+        many clients there are by now this one does not know: others may have joined after it.
         """
         numbers = holders if isinstance(holders, list) else []
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-        if not whole or not all(0 <= number < self.clients for number in numbers):
-            raise PolicyError(
-                f"the server names holders that are no clients: they are numbered from 0 to {self.clients - 1}"
-            )
+        if not whole or not all(0 <= number < MOST_HOLDERS for number in numbers):
+            raise PolicyError("the server names holders that are no clients, which are numbered from 0")
         if len(set(numbers)) != len(numbers):
             raise PolicyError("the server names a client twice among those of a sum")
         if len(numbers) < (least := self._policy().smallest_cohort):

@@ -7,6 +7,7 @@ loop is here; it calls the strategy as Flower would.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ class RoundReport:
     claims: tuple[PrivacyClaim, ...]
 
 
+LARGEST_WEIGHT = 10.0
+"""Of a real client, as a multiple of the median of its round, where the scenario does not say."""
 Progress = Callable[[RoundReport], None]
 
 
@@ -274,6 +277,8 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
         secure_aggregation=scenario.defence.secure_aggregation,
         clipping_norm=scenario.defence.example_dp.clipping_norm if scenario.defence.example_dp else 1.0,
         least_replies=scenario.cohort.least_replies,
+        largest_weight=scenario.strategy.largest_weight
+        or (LARGEST_WEIGHT if scenario.engine.kind == "deploy" else None),
     )
     strategy = STRATEGIES[scenario.strategy.name]
     if scenario.adversary.active is not None:
@@ -299,7 +304,12 @@ def _received(
             loss=arrival.loss,
             bit=arrival.bit,
             bytes=4 * arrival.update.numel(),
+            reason=None
+            if arrival.told_weight is None
+            else f"it counts with weight {arrival.weight:g} in place of {arrival.told_weight:g}, by largest_weight",
         )
+        if line.reason is not None:
+            logging.getLogger("fedsim").warning("round %d, client %s: %s", round_, arrival.client, line.reason)
         lines.append((line, arrival.update))
     lines += [(MessageLine(round_, "received", "error", no.client, reason=no.reason), None) for no in refused]
     return lines

@@ -131,7 +131,7 @@ class Ledger:
                     raise PrivacyError(f"attempt {charge.attempt} of round {round} is charged as another mechanism")
             fresh = [charge for charge in new if _key(charge) not in there]
             if budget is not None and fresh:
-                _check_budget(list(there.values()), fresh, budget)
+                check_budget(list(there.values()), fresh, budget)
             connection.executemany(f"INSERT INTO charges VALUES (NULL{', ?' * 12})", map(_row, fresh))
 
     def first_time(self, run: str, what: str) -> bool:
@@ -229,7 +229,8 @@ class Ledger:
                 raise
 
 
-def _check_budget(there: Sequence[Charge], fresh: Sequence[Charge], budget: Budget) -> None:
+def check_budget(there: Sequence[Charge], fresh: Sequence[Charge], budget: Budget) -> None:
+    """PolicyError for charges that are over the budget, after those that are there."""
     if budget.a_day is not None and _recent(there) >= budget.a_day:
         raise PolicyError(
             f"rounds_a_day is {budget.a_day}, and {_recent(there)} rounds were answered in the last 24 hours; wait"

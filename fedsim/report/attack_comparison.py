@@ -56,7 +56,7 @@ def attacks_compared(run: RunFiles) -> tuple[Section, ...]:
     kind = scored[0].document.kind
     noun = {"image": "pictures", "table": "rows", "text": "texts"}[kind]
     good = f"above {ABOVE:g} dB" if kind == "image" else "right"
-    columns = ("attack", "clients", noun, good, _HEADLINES[kind][1], "labels right")
+    columns = ("attack", "clients", noun, "recognisable", good, _HEADLINES[kind][1], "labels right")
     rows = tuple(_row(files) for files in scored)
     blocks: tuple[Block, ...] = (
         Paragraph(_answer(run, scored)),
@@ -77,6 +77,7 @@ def _row(files: AttackFiles) -> tuple[Cell, ...]:
         files.title,
         len(scores),
         sum(score.originals for score in scores),
+        str(_recognised(files)),
         str(mean_over_clients([success(score) for score in scores])),
         str(mean_over_clients([score.metrics[metric] for score in scores])),
         str(mean_over_clients(labels)) if labels else None,
@@ -92,14 +93,18 @@ def success(score: ReconstructionScore) -> float:
 
 
 def _answer(run: RunFiles, scored: Sequence[AttackFiles]) -> str:
-    """Does averaging protect? By the attack that did best."""
-    best = max(scored, key=lambda files: sum(success(score) for score in files.scores) / len(files.scores))
-    share = mean_over_clients([success(score) for score in best.scores])
-    what = {"image": f"pictures above {ABOVE:g} dB", "table": "rows right", "text": "texts right"}[best.document.kind]
-    found = f"The best of them, {best.title}, has {100 * share.value:.0f}% of the {what}."
+    """What averaging left to find, by the attack that found most."""
+    best = max(scored, key=lambda files: _recognised(files).value)
+    share, noun = _recognised(best).value, {"image": "pictures", "table": "rows", "text": "texts"}[best.document.kind]
+    found = f"Most was found by {best.title}: {100 * share:.0f}% of the {noun} are recognisable."
     if run.scenario.strategy.name != "fedavg":
         return found
     epochs = counted(run.scenario.client.epochs, "local epoch")
-    if share.value < 0.05:
-        return f"{found} Against these attacks {epochs} of averaging did protect; against others nobody knows."
+    if share < 0.05:
+        return f"{found} After {epochs} of averaging these attacks find little; what others would find is not known."
     return f"{found} Averaging over {epochs} did not protect them."
+
+
+def _recognised(files: AttackFiles) -> Mean:
+    """The share of the originals that are at least recognisable, over clients."""
+    return mean_over_clients([score.at_least("recognisable").share for score in files.scores])

@@ -15,7 +15,7 @@ from fedsim.audit.estimate import Estimate
 from fedsim.audit.verdict import Claim
 from fedsim.privacy.rounding import rounded_down
 from fedsim.report.blocks import Cell, Drawing, Table
-from fedsim.report.figures import BLUE, GREEN, ORANGE, make_drawing
+from fedsim.report.figures import BLUE, INK, ORANGE, make_drawing
 
 
 def four_digits_down(value: float) -> float:
@@ -77,7 +77,7 @@ def _tier_panel(axes: Axes, tier: str, found: Sequence[Estimate], claim: Claim, 
             end, marker = (one.upper, "|") if one.upper <= right else (right, ">")
             axes.plot([one.lower, end], [place, place], color=colour, linewidth=1.4)
             axes.plot([end], [place], color=colour, marker=marker, markersize=9, clip_on=False)
-    axes.axvline(claim.epsilon, color=GREEN, linewidth=2)
+    axes.axvline(claim.epsilon, color=INK, linewidth=2)
     axes.set_yticks(y, [_label(one, narrow=narrow) for one in found])
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlim(0, right)

@@ -20,7 +20,7 @@ from fedsim.audit.limits.tradeoff import Curve
 from fedsim.privacy.loss import Floats
 from fedsim.report.audit_files import Counts, Rates
 from fedsim.report.blocks import Cell, Drawing, Table
-from fedsim.report.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, legend_below, make_drawing
+from fedsim.report.figures import BLUE, INK, MUTED, ORANGE, PURPLE, legend_below, make_drawing
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +118,8 @@ def _roc_panel(axes: Axes, view: View) -> None:
     grid = np.geomspace(least, 1, 200)
     if view.allowed is not None:
         edge = np.array([1 - view.allowed(float(x)) for x in grid])
-        axes.fill_between(grid, least / 10, edge, color=GREEN, alpha=0.16, linewidth=0, label="allowed by the claim")
-        axes.plot(grid, edge, color=GREEN, linewidth=1.4, label="edge of what is allowed")
+        axes.fill_between(grid, least / 10, edge, color=MUTED, alpha=0.16, linewidth=0, label="allowed by the claim")
+        axes.plot(grid, edge, color=INK, linewidth=1.4, label="edge of what is allowed")
     if view.releases is not None:
         worst = [1 - view.releases(float(x)) for x in grid]
         axes.plot(
@@ -174,9 +174,9 @@ def _unit_square(axes: Axes, x: str, y: str) -> None:
 def shade_region(axes: Axes, curve: Curve) -> None:
     """What a trade-off curve allows, and its edge."""
     fpr, least, most = _region(curve)
-    axes.fill_between(fpr, least, most, color=GREEN, alpha=0.16, linewidth=0, label="allowed by the claim")
-    axes.plot(fpr, least, color=GREEN, linewidth=1.4, label="edge of what is allowed")
-    axes.plot(fpr, most, color=GREEN, linewidth=1.4)
+    axes.fill_between(fpr, least, most, color=MUTED, alpha=0.16, linewidth=0, label="allowed by the claim")
+    axes.plot(fpr, least, color=INK, linewidth=1.4, label="edge of what is allowed")
+    axes.plot(fpr, most, color=INK, linewidth=1.4)
 
 
 def _region(curve: Curve) -> tuple[Floats, Floats, Floats]:

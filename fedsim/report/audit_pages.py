@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedsim.audit.estimate import Estimate, Fixed, HeldOut
 from fedsim.audit.estimation.bayesian import epsilon_bayesian
@@ -23,8 +23,19 @@ from fedsim.report.audit_estimates import curves_named, estimates_figure
 from fedsim.report.audit_figures import View, roc_figure, trade_off_figure
 from fedsim.report.audit_files import Audit
 from fedsim.report.audit_sum import sum_blocks
-from fedsim.report.blocks import Block, Bullets, Definitions, Fact, Paragraph, Section
+from fedsim.report.blocks import Block, Bullets, Definitions, Fact, Paragraph, Section, Tone
 from fedsim.report.privacy_spent import full_claim
+from fedsim.report.standing import (
+    LEAKS,
+    Leak,
+    Standing,
+    allowance,
+    allowed_by,
+    auc_interval,
+    leak_of_game,
+    outcome,
+    tone,
+)
 
 DEEDS = {
     "example-canaries": "Some examples of the audited clients gave way to canaries, each present by a fair coin, with"
@@ -45,6 +56,10 @@ MEANINGS = {
     "violated": "violated: what was seen is next to impossible if the claim holds",
     "inconclusive": "inconclusive: too little was seen to tell",
 }
+ONE_CLIENT = (
+    "The game plays the training of one client alone: the local steps of all its rounds, one after the other, on as"
+    " many rows as it holds, without other clients and without averaging in between. It does not play the federation."
+)
 _TELLING = ("violated", "consistent", "inconclusive")
 """A verdict that is inconclusive says nothing against one that is not."""
 
@@ -54,19 +69,49 @@ def audit_pages(audits: Sequence[Audit], attacks: Sequence[AttackFiles] = ()) ->
     return tuple(_page(audit, attacks, number, len(audits)) for number, audit in enumerate(audits, start=1))
 
 
-def audit_facts(audits: Sequence[Audit]) -> tuple[Fact, ...]:
-    """For the row at the top: what became of the claim for each unit, with what was proved of both tiers."""
+def audit_facts(audits: Sequence[Audit], leak: Leak = "unknown", *, explain: bool = True) -> tuple[Fact, ...]:
+    """For the row at the top: what became of the claim for each unit, and each game that no claim can be held against.
+
+    `leak` is what attacks on the same run have shown; `explain` adds what the claim allows, where no other fact does.
+    """
     judged = [(audit, audit.verdict) for audit in audits if audit.verdict is not None]
     units = dict.fromkeys(verdict.claim.unit for _, verdict in judged)
-    return tuple(_fact([pair for pair in judged if pair[1].claim.unit == unit]) for unit in units)
+    places = {id(audit): f"audit-{number}" for number, audit in enumerate(audits, start=1)}
+    facts = (_fact([pair for pair in judged if pair[1].claim.unit == unit], leak, places, explain) for unit in units)
+    bare = (audit for audit in audits if audit.verdict is None and audit.numbers.game is not None)
+    return (*facts, *(_game_fact(audit, places[id(audit)]) for audit in bare))
 
 
-def _fact(judged: list[tuple[Audit, Verdict]]) -> Fact:
+def _fact(judged: list[tuple[Audit, Verdict]], leak: Leak, places: Mapping[int, str], explain: bool) -> Fact:
     audit, verdict = min(judged, key=lambda pair: _TELLING.index(pair[1].status))
     others = Counter(other.status for _, other in judged if other is not verdict)
     also = "".join(f"; {counted(times, 'other audit')} {status}" for status, times in others.items())
-    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}"
-    return Fact("Audit of the claim", verdict.status, note, wide=True, alarming=verdict.status == "violated")
+    note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}."
+    note += f" {verdict.reason}" if verdict.status == "violated" else ""
+    note += "" if outcome(audit) == verdict.status else " Its adversary is an ordinary one: no evidence for the claim."
+    note += f" {allowance(verdict.claim)}." if explain else ""
+    return Fact(
+        "Audit of the claim", verdict.status, note, wide=True, tone=_tone(audit, leak), anchor=places[id(audit)]
+    )
+
+
+def _tone(audit: Audit, leak: Leak = "unknown") -> Tone:
+    """The colour of one audit, from its verdict, what its claim allows, and what leaked."""
+    game = leak_of_game(audit) if audit.numbers.game is not None else "unknown"
+    shown = max(leak, game, key=LEAKS.index)
+    if audit.verdict is None:
+        return tone(Standing(None, "inconclusive" if audit.numbers.game is not None else "untested", shown))
+    return tone(Standing(allowed_by(audit.verdict.claim), outcome(audit), shown))
+
+
+def _game_fact(audit: Audit, anchor: str) -> Fact:
+    numbers, (low, high) = audit.numbers, auc_interval(audit)
+    auc = 0.5 if numbers.auc is None else numbers.auc
+    note = (
+        f"by the adversary of {audit.name}, where a coin has 0.5 (95% interval {low:.2f} to {high:.2f},"
+        f" {counted(numbers.trials, 'trial')}); no claim bounds this. {ONE_CLIENT}"
+    )
+    return Fact(f"Game {audit.name.removeprefix('the game ')}", f"AUC {auc:.2f}", note, True, _tone(audit), anchor)
 
 
 def _proved(verdict: Verdict) -> list[str]:
@@ -86,10 +131,10 @@ def _sure(estimate: Estimate) -> str:
 
 def _page(audit: Audit, attacks: Sequence[AttackFiles], number: int, total: int) -> Section:
     anchor, verdict = f"audit-{number}", audit.verdict
-    tone = "warning" if verdict is not None and verdict.status == "violated" else "note"
     blocks: list[Block | None] = [
         Paragraph(DEEDS.get(audit.kind, f"The audit is called {audit.kind}.")),
-        Paragraph(audit.sentence, tone),  # type: ignore[arg-type]
+        Paragraph(ONE_CLIENT) if audit.numbers.game is not None else None,
+        Paragraph(audit.sentence, _tone(audit)),
         Definitions(tuple(_words(audit)), "The verdict") if verdict is not None else None,
         *_bounds(audit, attacks, anchor),
         *_errors(audit, anchor),

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedsim.report.audit_files import SumOutcome, SumRow
 from fedsim.report.blocks import Block, Definitions, Drawing, Table
-from fedsim.report.figures import BLUE, GREEN, MUTED, ORANGE, PURPLE, make_drawing
+from fedsim.report.figures import BLUE, INK, MUTED, ORANGE, PURPLE, make_drawing
 
 LINES = (
     ("asked", "as asked: best k after looking (no bound)", MUTED, "v", ":"),
@@ -79,7 +79,7 @@ def _figure(name: str, question: str, rows: Sequence[SumRow], fixed: str) -> Dra
         _lines(bounds, rows, LINES)
         _lines(beside, rows, LINES[-1:])
         x = [row.value for row in rows]
-        beside.plot(x, [row.true_epsilon for row in rows], color=GREEN, linewidth=1.6, label="ε of the mechanism")
+        beside.plot(x, [row.true_epsilon for row in rows], color=INK, linewidth=1.6, label="ε of the mechanism")
         for axes, title in ((beside, "beside what the mechanism spends"), (bounds, "the four numbers")):
             axes.set_title(title)
             axes.set_xscale("log", base=about.base)

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 from urllib.parse import quote
 
+Tone = Literal["green", "grey", "amber", "red"]
 Cell = str | int | float | None
 EMBEDDED_CSV = (
     200_000  # characters of data that a page carries with a figure; what is longer lies beside it in figures/
@@ -24,7 +25,7 @@ class Paragraph:
 
     kind: ClassVar = "paragraph"
     text: str
-    tone: Literal["plain", "note", "warning"] = "plain"
+    tone: Literal["plain", "note", "warning"] | Tone = "plain"
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class Bullets:
 class Fact:
     """One figure of the row at the top. `wide` takes the whole row: a claim that needs its full wording.
 
-    `anchor` is the section that says more.
+    `tone` is the colour, by `standing.tone`; None: it is about nothing that was claimed or tested. `anchor` is the
+    section that says more.
     """
 
     label: str
     value: str
     note: str = ""
     wide: bool = False
-    alarming: bool = False
+    tone: Tone | None = None
     anchor: str = ""
 
 

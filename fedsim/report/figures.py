@@ -37,9 +37,11 @@ INKS = MappingProxyType(
         "orange": ("#c2540a", "#f39a5b"),
         "green": ("#0a7a5f", "#4fcba6"),
         "purple": ("#7d4396", "#cf9be3"),
+        "amber": ("#8a5a00", "#e2b33c"),
+        "red": ("#b3231a", "#ff8f85"),
     }
 )
-INK, MUTED, GRID, PAPER, _, BLUE, ORANGE, GREEN, PURPLE = (light for light, _ in INKS.values())
+INK, MUTED, GRID, PAPER, _, BLUE, ORANGE, GREEN, PURPLE, _, _ = (light for light, _ in INKS.values())
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")

@@ -14,27 +14,38 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+import fedsim
+from fedsim.audit.results import audit_paths
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
+from fedsim.report.attack_answers import NOUNS, graded_total, leak_of, standing_of, tried_by
 from fedsim.report.attack_files import total_right
-from fedsim.report.audit_files import FILE as AUDIT_FILE
-from fedsim.report.audit_files import Audit, read_audit_file
+from fedsim.report.audit_files import Audit, read_audit_files
 from fedsim.report.audit_pages import audit_facts, audit_pages
 from fedsim.report.blocks import Fact, Section
 from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
 from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
+from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
 
-# The only script: a button that swaps the themes. The page is complete without it.
-THEME_SCRIPT = """
+# The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold: the
+# same run must be the same bytes. The page is complete without it.
+SCRIPT = """
 const button = document.getElementById("theme");
 const dark = () => getComputedStyle(document.documentElement).colorScheme === "dark" ||
   (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
 button.hidden = false;
 button.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; });
+const printed = document.head.appendChild(document.createElement("style"));
+addEventListener("beforeprint", () => {
+  printed.textContent = `@page { @top-right { content: "printed ${new Date().toISOString().slice(0, 10)}" } }`;
+});
 """
+
+MOST_COLUMNS = 9
+"""Of a table that fits a printed sheet; of a wider one each row is printed as a list of named cells."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,10 @@ class Page:
     sections: tuple[Section, ...]
     question: str = ""
     status: str = ""
+    source: str = ""
+    """The file that the page is about, and whose hash is on every printed sheet."""
+    fingerprint: str = ""
+    version: str = fedsim.__version__
 
 
 def write_report(folder: Path) -> Path:
@@ -54,7 +69,7 @@ def write_report(folder: Path) -> Path:
     The folder is that of a run, or of the audit of a function. The same folder gives the same bytes. A run that is
     still growing gives a report that says so.
     """
-    page = page_of_audits(read_audit_file(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
+    page = page_of_audits(read_audit_files(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     for section in page.sections:
@@ -68,12 +83,15 @@ def write_report(folder: Path) -> Path:
 
 def holds_only_audits(folder: Path) -> bool:
     """Whether a folder is that of the audit of a function, and of no run."""
-    return (folder / AUDIT_FILE).is_file() and not (folder / "scenario.yaml").exists()
+    return bool(audit_paths(folder)) and not (folder / "scenario.yaml").exists()
 
 
 def page_of(run: RunFiles) -> Page:
     """The report of a run."""
-    return Page(run.scenario.name, facts(run), sections_of(run), run.scenario.question, status(run))
+    digest = hashlib.sha256(run.scenario_text.encode()).hexdigest()
+    name, question = run.scenario.name, run.scenario.question
+    state = f"{warning(run)} {status(run)}".strip()
+    return Page(name, facts(run), sections_of(run), question, state, "scenario.yaml", digest)
 
 
 def page_of_audits(audits: Sequence[Audit]) -> Page:
@@ -93,16 +111,36 @@ def render(page: Page) -> str:
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         page=page,
-        style=Markup(_inks() + here.joinpath("style.css").read_text(encoding="utf-8")),
-        script=Markup(THEME_SCRIPT),
-        script_hash=base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode(),
+        most_columns=MOST_COLUMNS,
+        style=Markup(_inks() + here.joinpath("style.css").read_text(encoding="utf-8") + _sheet(page)),
+        script=Markup(SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
 
 
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
-    return (*first, *_reconstructed(run), *_claims(run), *audit_facts(run.audits))
+    leak: Leak = max((leak_of(files) for files in run.attacks), key=LEAKS.index, default="unknown")
+    return (
+        *first,
+        *_crafted(run),
+        *_reconstructed(run),
+        *_claims(run, leak),
+        *audit_facts(run.audits, leak, explain=False),
+    )
+
+
+def warning(run: RunFiles) -> str:
+    """A sentence when files of the run are damaged, else nothing: what is below may then be wrong."""
+    if not run.damage:
+        return ""
+    shown = ", ".join(run.damage[:5]) + (f" and {len(run.damage) - 5:,} more" if len(run.damage) > 5 else "")
+    are = "is" if len(run.damage) == 1 else "are"
+    return (
+        f"Damaged: {shown} {are} missing, cut short or changed since the run was written, so this page may be wrong."
+        " Restore the folder from a backup, or run the scenario again."
+    )
 
 
 def status(run: RunFiles) -> str:
@@ -131,7 +169,7 @@ def _rounds(run: RunFiles) -> Fact:
     planned = run.scenario.rounds
     name = {"fedavg": "FedAvg", "fedsgd": "FedSGD"}[run.scenario.strategy.name]
     if run.rounds_done < planned:
-        return Fact("Rounds", f"{run.rounds_done:,} of {planned:,}", f"{name}, not ended", alarming=True)
+        return Fact("Rounds", f"{run.rounds_done:,} of {planned:,}", f"{name}, not ended", tone="amber")
     return Fact("Rounds", f"{planned:,}", f"of {name}")
 
 
@@ -150,36 +188,53 @@ def _seen(run: RunFiles) -> Fact:
     return Fact("The server saw", counted(len(run.received), noun), f"{how}; {failures}")
 
 
-def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
-    """What the most successful attack got, where the truth is known."""
-    totals = [(total_right(files), files) for files in run.attacks if files.scores]
-    if not totals:
+def _crafted(run: RunFiles) -> tuple[Fact, ...]:
+    """That the server attacked its clients by the weights that it sent, where it did."""
+    active = run.scenario.adversary.active
+    if active is None:
         return ()
-    right, best = max(totals, key=lambda pair: (pair[0].share, pair[0].right))
-    noun = {"image": "pictures", "table": "rows", "text": "texts"}[best.document.kind]
-    note, anchor = f"{noun}, by the attack {best.title}", f"attack-{run.attacks.index(best) + 1}"
-    value = f"{right.right:,} of {right.of:,}"
-    return (Fact("Reconstructed", value, note, wide=True, alarming=right.right > 0, anchor=anchor),)
+    whom = "" if active.clients == "all" else f" to {words.numbered('client', active.clients)}"
+    rounds = words.numbered("round", active.rounds)
+    note = (
+        f"in {rounds}{whom}, made to leak what a client trains on ({active.kind}): this server is active, and not only"
+        " curious. What is found here says nothing about a server that sends honest weights."
+    )
+    return (Fact("The server", "sends crafted weights", note, wide=True, tone="red", anchor="server"),)
 
 
-def _claims(run: RunFiles) -> tuple[Fact, ...]:
+def _reconstructed(run: RunFiles) -> tuple[Fact, ...]:
+    """What the most successful attack found; what could not be scored is said where nothing else was found."""
+    if not run.attacks:
+        return ()
+    best = max(run.attacks, key=lambda files: (LEAKS.index(leak_of(files)), total_right(files).share))
+    anchor, colour = f"attack-{run.attacks.index(best) + 1}", tone(standing_of(best))
+    label = f"Can the server rebuild the {NOUNS[best.document.kind]}s?"
+    note = tried_by(run.attacks) + (f"; most was found by {best.title}" if len(run.attacks) > 1 else "")
+    return (Fact(label, graded_total(best), note, wide=True, tone=colour, anchor=anchor),)
+
+
+def _claims(run: RunFiles, leak: Leak) -> tuple[Fact, ...]:
     """Each claim, in full; of a run that has not ended, what was spent so far."""
     spent = run.rounds[-1].privacy if run.rounds else ()
     claims: tuple[PrivacyClaim, ...] | tuple[Spent, ...] = run.claims if run.finished else spent
     label = "Privacy claim" if run.finished else f"Privacy spent so far, after round {run.rounds_done}"
     if claims:
-        return tuple(_claim(claim, label) for claim in claims)
+        return tuple(_claim(claim, label, run.audits, leak) for claim in claims)
+    colour = tone(Standing("anything", leak=leak))
     if promises_noise(run) and not run.finished:
-        return (Fact("Privacy claim", "not yet", "nothing has been accounted for yet", wide=True),)
+        return (Fact("Privacy claim", "not yet", "nothing has been accounted for yet", wide=True, tone="grey"),)
     head, _, tail = no_claim(run).partition(": ")
-    return (Fact("Privacy", head, tail, wide=True, alarming=True),)
+    return (Fact("Privacy", head, tail, wide=True, tone=colour),)
 
 
-def _claim(claim: Spent | PrivacyClaim, label: str) -> Fact:
+def _claim(claim: Spent | PrivacyClaim, label: str, audits: Sequence[Audit], leak: Leak) -> Fact:
+    standing = Standing(allowed_by(claim), tested_by(audits, claim), leak)
     if math.isinf(claim.epsilon):
         against = f" against {claim.observer}" if claim.observer else ""
-        return Fact("Privacy", "no privacy claim", f"for a single {claim.unit}{against}", wide=True, alarming=True)
-    return Fact(label, f"ε ≤ {words.epsilon(claim.epsilon)}", full_claim(claim), wide=True)
+        note = f"for a single {claim.unit}{against}"
+        return Fact("Privacy", "no privacy claim", note, wide=True, tone=tone(standing))
+    note = f"{full_claim(claim)}. {allowance(claim)}. {tested_in_words(standing)}"
+    return Fact(label, f"ε ≤ {words.epsilon(claim.epsilon)}", note, wide=True, tone=tone(standing))
 
 
 def _inks() -> str:
@@ -187,6 +242,25 @@ def _inks() -> str:
     light = "".join(f"--{name}:{light};" for name, (light, _) in INKS.items())
     both = "".join(f"--{name}:light-dark({light},{dark});" for name, (light, dark) in INKS.items())
     return f":root{{{light}}}\n@supports (color:light-dark(#000,#fff)){{:root{{color-scheme:light dark;{both}}}}}\n"
+
+
+def _sheet(page: Page) -> str:
+    """What stands on the margins of every printed sheet: what it is a report of, by which version, and its number."""
+    about = f"fedsim {page.version}"
+    if page.fingerprint:
+        about += f" · {page.source} sha256 {page.fingerprint[:16]}"
+    margins = {
+        "top-left": _css_string(f"{page.name} · fedsim report"),
+        "bottom-left": _css_string(about),
+        "bottom-right": '"page " counter(page) " of " counter(pages)',
+    }
+    boxes = " ".join(f"@{place} {{ content: {content} }}" for place, content in margins.items())
+    return f"@page {{ margin: 18mm 15mm; font: 8pt sans-serif; {boxes} }}\n"
+
+
+def _css_string(text: str) -> str:
+    """A CSS string in which nothing of the text can end the string, or the style."""
+    return '"' + "".join(c if c.isalnum() or c in " -_.·" else f"\\{ord(c):x} " for c in text) + '"'
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedsim import scenario as sc
 from fedsim.errors import counted
@@ -202,7 +203,7 @@ def _adversary(scenario: sc.Scenario) -> str:
         when = "of every round"
     else:
         first = "of the first round" if rounds == 1 else f"of the first {rounds} rounds"
-        when = first if isinstance(rounds, int) else f"of {_numbered('round', rounds)}"
+        when = first if isinstance(rounds, int) else f"of {numbered('round', rounds)}"
     if scenario.defence.secure_aggregation:
         return f"the model and the sum {when}; of everything else the norm only"
     if clients == "all":
@@ -211,12 +212,13 @@ def _adversary(scenario: sc.Scenario) -> str:
         who = (
             f"of {counted(clients, 'client')} a round"
             if isinstance(clients, int)
-            else f"of {_numbered('client', clients)}"
+            else f"of {numbered('client', clients)}"
         )
     return f"the tensors {when}, {who}; of everything else the norm only"
 
 
-def _numbered(noun: str, values: tuple[int, ...]) -> str:
+def numbered(noun: str, values: Sequence[int]) -> str:
+    """`rounds 1, 4, 9`: the first twelve."""
     return (
         f"{noun}{'' if len(values) == 1 else 's'} "
         + ", ".join(map(str, values[:12]))

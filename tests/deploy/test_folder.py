@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from own_clients import npz
 
 from fedsim.cli import main
 from fedsim.deploy import certificates, client, doctor, init, nodes, server
@@ -314,3 +315,22 @@ def test_a_folder_of_an_earlier_fedsim_is_told_how_to_know_its_server(folder: Pa
     assert f'server-key = "{own.path / "server.pub"}"' in client.node_configuration(own, None, None)
     server.prepare(opened)
     assert (opened.path / "signing.key").read_bytes() == key
+
+
+@pytest.mark.parametrize(
+    ("policy", "level", "words"),
+    [
+        ("", "INFO", "has 60 rows; the policy vouches for 50 to any number of them; set largest_examples, too"),
+        ("smallest_examples: 60\nlargest_examples: 70", "INFO", "vouches for 60 to 70 of them"),
+        ("smallest_examples: 61", "WARNING", "vouches for 61 to any number of them, so this client will not train"),
+        ("largest_examples: 59", "WARNING", "vouches for 50 to 59 of them, so this client will not train"),
+    ],
+)
+def test_a_client_that_starts_is_told_what_it_vouches_for(
+    policy: str, level: str, words: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = open_client(folder / "client-1")
+    (own.path / "policy.yaml").write_text(policy)
+    with caplog.at_level("INFO", logger="fedsim"):
+        client.node_configuration(own, npz(folder / "own.npz", 60), None)
+    assert [(r.levelname, words in r.getMessage()) for r in caplog.records] == [(level, True)]

@@ -259,7 +259,7 @@ def test_a_claim_follows_the_examples_that_clients_say_they_hold(tmp_path: Path,
     assert run.claim is not None
     assert run.claim.sample_rate == pytest.approx(32 / 75)
     assert run.claim.epsilon > 1.3 * planned.epsilon
-    assert run.metrics["privacy"].iloc[-1][0]["epsilon"] == pytest.approx(run.claim.epsilon)
+    assert run.metrics["epsilon"].iloc[-1] == pytest.approx(run.claim.epsilon)
 
 
 def test_a_round_that_begins_again_is_one_more_release(tmp_path: Path, world: Any) -> None:

@@ -185,7 +185,8 @@ def test_server_and_ledgers_agree(data: st.DataObject, tmp_path_factory: Any, wo
     scenario = clients.scenario(
         4,
         server_rows=data.draw(st.sampled_from([40, 60, 900]), "rows of the server"),
-        client=data.draw(st.sampled_from(WORK), "work"),
+        client=(work := data.draw(st.sampled_from(WORK), "work")),
+        strategy=data.draw(st.sampled_from(["fedavg", "fedsgd"]), "strategy") if len(work) == 1 else "fedavg",
         cohort={
             "population": 4,
             "size": size,
@@ -252,3 +253,20 @@ def test_a_failed_answer_is_counted_as_it_may_have_been_charged(tmp_path: Path, 
     run = play(clients.scenario(3), tmp_path / "run")
     assert run.claim is not None
     assert run.claim.epsilon == pytest.approx(max(spent(clients, range(3))), rel=1e-6)
+
+
+def test_a_client_that_says_it_has_a_million_examples_is_bounded_and_named(tmp_path: Path, world: Any) -> None:
+    clients = OwnClients(tmp_path / "fed")
+    world.node_config = {client: clients.add(client, 60, VOUCHED.format(60)) for client in range(3)}
+
+    def boasting(message: Message, context: Context, honest: Any) -> list[Message]:
+        reply = honest(message, context)
+        if context.node_config["partition-id"] == 2 and message.metadata.message_type == "train":
+            metrics = reply.content.metric_records["metrics"]
+            metrics["num-examples"], metrics["weight"] = 1_000_000, 1e6
+        return [reply]
+
+    world.behaviour = boasting
+    run = play(clients.scenario(3, rounds=1), tmp_path / "run")
+    told = {line.client: line.reason for line in run.transcript.messages() if line.kind == "update"}
+    assert told == {0: None, 1: None, 2: "it counts with weight 600 in place of 1e+06, by largest_weight"}

@@ -236,7 +236,7 @@ def naming(wave: str, change: Callable[[list[int]], list[int]]) -> Any:
 
 HOLDERS: dict[str, tuple[Callable[[list[int]], list[int]], str]] = {
     "number -1, whose share is the secret itself": (lambda who: [*who[:-1], -1], "holders that are no clients"),
-    "a number beyond the last": (lambda who: [*who[:-1], 3], "holders that are no clients"),
+    "a number that no client has": (lambda who: [*who[:-1], 10**6], "holders that are no clients"),
     "a number twice": (lambda who: [*who, who[0]], "a client twice"),
     "two clients only": (lambda who: who[:2], "smallest_cohort is 3"),
 }

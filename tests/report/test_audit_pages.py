@@ -22,7 +22,7 @@ from fedsim.report import read_run_files
 from fedsim.report.audit_bounds import gap_table
 from fedsim.report.audit_density import density, density_figure
 from fedsim.report.audit_estimates import four_digits_down, rounded_down
-from fedsim.report.audit_files import Audit, Counts, read_audit_file
+from fedsim.report.audit_files import Audit, Counts, read_audit_files
 from fedsim.report.audit_pages import audit_facts, audit_pages, releases_of
 from fedsim.report.blocks import Bullets, Definitions, Drawing, Paragraph, Section, Table
 
@@ -40,7 +40,7 @@ SOUND, BROKEN, TRANSCRIPT, GAME, PERFECT, UNCLAIMED, SUM = range(7)
 
 @pytest.fixture(scope="module")
 def audits(audited: Path) -> tuple[Audit, ...]:
-    return read_audit_file(audited)
+    return read_audit_files(audited)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_the_worst_verdict_is_at_the_top(audit_report: Path, audits: tuple[Audit
     page = audit_report.read_text()
     verdict = audits[BROKEN].verdict
     assert verdict is not None
-    assert (fact.value, fact.alarming) == ("violated", True)
+    assert (fact.value, fact.tone) == ("violated", "red")
     assert str(verdict.claim) in fact.note
     assert fact.note.count("same δ") == 2
     assert "one example" in other.note  # a claim for another unit is another fact
@@ -133,14 +133,14 @@ def test_the_worst_verdict_is_at_the_top(audit_report: Path, audits: tuple[Audit
 # --- the verdict ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "tone"), [(SOUND, "note"), (BROKEN, "warning"), (PERFECT, "warning")])
+@pytest.mark.parametrize(("number", "tone"), [(SOUND, "amber"), (BROKEN, "red"), (PERFECT, "red")])
 def test_the_verdict_is_said_as_the_audit_said_it(
     number: int, tone: str, sections: tuple[Section, ...], audits: tuple[Audit, ...]
 ) -> None:
     said = next(b for b in sections[number].blocks if isinstance(b, Paragraph) and b.text == audits[number].sentence)
     assert said.tone == tone
     words = dict(next(block for block in sections[number].blocks if isinstance(block, Definitions)).items)
-    assert words["Verdict"].startswith("violated" if tone == "warning" else "consistent")
+    assert words["Verdict"].startswith("violated" if tone == "red" else "consistent")
     assert words["Claim"].startswith("ε ≤ ")
 
 
@@ -321,7 +321,7 @@ def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, An
 def test_a_damaged_file_is_one_sentence(spoil: Callable[[dict[str, Any]], str], audited: Path, tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text(spoil(json.loads((audited / "audit.json").read_text())))
     with pytest.raises(RunError, match=r"audit\.json is damaged \(.+\); remove it") as caught:
-        read_audit_file(tmp_path)
+        read_audit_files(tmp_path)
     assert "\n" not in str(caught.value)
 
 

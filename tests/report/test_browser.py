@@ -7,8 +7,10 @@ A headless Chromium is spoken to over its debugging pipe: no driver, no port, no
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -19,8 +21,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+import torch
 
+import fedsim
 from fedsim.report import write_report
+from fedsim.report.attack_items import png_link
+from fedsim.report.blocks import Block, Pair, Pairs, Paragraph, Part, Picture, Pictures, Section, Table
+from fedsim.report.page import Page, render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -273,6 +280,67 @@ def test_theme_button(browser: Browser, pages: dict[str, Path]) -> None:
     assert browser.evaluate(colour) == dark
     browser.evaluate("document.getElementById('theme').click()")
     assert browser.evaluate(colour) == light
+
+
+def wide_page(folder: Path) -> Path:
+    """Tables and rows of 30 columns, forty pictures and a long sentence without a space."""
+    columns = tuple(f"a column of data {number}" for number in range(30))
+    parts = tuple(Part(f"{number}.123456", wrong=number % 7 == 0, note="97%") for number in range(30))
+    dot = png_link(torch.zeros(1, 4, 4))
+    pictures = tuple(
+        Picture(dot, dot, f"round 1, client {number}, 150 dB", "a dot", True, True) for number in range(40)
+    )
+    blocks: tuple[Block, ...] = (
+        Table("Wide", ("row", *columns), tuple((f"row {row}", *(row + 0.123456,) * 30) for row in range(60))),
+        Table("Ten", columns[:10], tuple((f"row {row}", *(row + 0.123456,) * 9) for row in range(60))),
+        Pairs("Side by side", columns, (Pair(parts, parts, "round 1, client 0, exact", certified=True),) * 20),
+        Pictures("Pictures", pictures, "All are shown."),
+        Paragraph("x" * 400, "red"),
+    )
+    path = folder / "wide.html"
+    path.write_text(render(Page('a "name" </style>', (), (Section("wide", "Wide", blocks),), fingerprint="0" * 64)))
+    return path
+
+
+def test_nothing_is_cut_off_or_overlaps_on_paper(
+    browser: Browser, attacked: Path, audit_report: Path, tmp_path: Path
+) -> None:
+    page = attacked / "report.html"
+    if not page.is_file():
+        write_report(attacked)
+    for path in (wide_page(tmp_path), page, audit_report):
+        browser.open(path, width=680, dark=False)  # A4 without its margins
+        browser.call("Emulation.setEmulatedMedia", media="print")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 680
+        assert browser.evaluate(OFF_PAPER) == []
+        # Chromium lays a grid that is cut between two sheets over what follows it.
+        assert browser.evaluate(GRIDS) == []
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
+OFF_PAPER = """[...document.querySelectorAll('body *')].filter(e => !e.ownerSVGElement && e.offsetParent)
+  .filter(e => e.getBoundingClientRect().right > 681).map(e => e.tagName + '.' + e.className)"""
+GRIDS = """[...document.querySelectorAll('section, .gallery, .gallery ol, figure')]
+  .filter(e => getComputedStyle(e).display.includes('grid')).map(e => e.tagName + '.' + e.className)"""
+
+
+def test_every_sheet_names_the_run_the_version_the_hash_and_its_number(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    page = pages["dp"]
+    browser.open(page, width=1280, dark=False)
+    margins = (
+        "[...document.styleSheets].flatMap(s => [...s.cssRules]).filter(r => r.type === 6).map(r => r.cssText).join()"
+    )
+    sheet = browser.evaluate(margins)
+    digest = hashlib.sha256((page.parent / "scenario.yaml").read_bytes()).hexdigest()
+    for part in (f"fedsim {fedsim.__version__}", digest[:16], "counter(page)", "counter(pages)", "dp-fedavg-clients"):
+        assert part in sheet
+    assert digest in page.read_text()
+    assert "printed" not in sheet  # no file of a run knows the date
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert re.search(r"printed 20\d\d-\d\d-\d\d", browser.evaluate(margins))
+    assert browser.complaints == []
 
 
 def test_prints(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:

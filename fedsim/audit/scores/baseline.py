@@ -42,15 +42,11 @@ def stranger(
     public_labels: Tensor | None,
     found: Tensor,
     eta: float,
-) -> tuple[Baseline, list[bool]]:
-    """The stranger's guess for every original: one for all, or one for each label where the labels were granted."""
+) -> tuple[Baseline, Tensor]:
+    """How a stranger fares, and its guess for every original: one for all, or one a label where labels were granted."""
     by_label = granted is not None and public_labels is not None and granted.dim() == 1
-    guesses = stick.guess(public).expand_as(truth).clone()
-    if by_label and granted is not None and public_labels is not None:
-        for label in granted.unique():
-            if (public_labels == label).any():
-                guesses[granted == label] = stick.guess(public[public_labels == label])
-    guessed = [bool(stick.distance(g[None], t[None]) <= eta) for g, t in zip(guesses, truth, strict=True)]
+    guesses = best_guesses(stick, truth, granted, public, public_labels)
+    guessed = [within(stick, guess, original, eta) for guess, original in zip(guesses, truth, strict=True)]
     metrics = pair_metrics(stick, guesses, truth, [(i, i) for i in range(len(truth))])
     usable = found[torch.isfinite(found.flatten(1)).all(1)] if len(found) else found
     what = "the mean" if stick.cells is None else "the most frequent value, or the median, of each place"
@@ -69,7 +65,24 @@ def stranger(
         chance=_chance(parts, stick.distance, usable, public, eta),
         blind_exact=_easiest(parts, apart, limit, None),
         chance_exact=_chance(parts, apart, usable, public, limit),
-    ), guessed
+    ), guesses
+
+
+def best_guesses(
+    stick: Yardstick, truth: Tensor, labels: Tensor | None, public: Tensor, public_labels: Tensor | None
+) -> Tensor:
+    """The best guess for every original: one for all, or one for each label (n,) where they are known."""
+    guesses = stick.guess(public).expand_as(truth).clone()
+    if labels is not None and public_labels is not None and labels.dim() == 1:
+        for label in labels.unique():
+            if (public_labels == label).any():
+                guesses[labels == label] = stick.guess(public[public_labels == label])
+    return guesses
+
+
+def within(stick: Yardstick, one: Tensor, other: Tensor, eta: float) -> bool:
+    """Whether two examples are within η of each other."""
+    return bool(stick.distance(one[None], other[None]) <= eta)
 
 
 def _easiest(parts: list[tuple[Tensor, int]], distance: Distance, eta: float, doubled: Distance | None) -> Kappa:

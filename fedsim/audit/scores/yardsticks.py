@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.attacks.observation import Knowledge
@@ -29,6 +30,8 @@ CERTAIN = 0.05
 """Standard deviations within which a number of a table must be, if the attack has certified its row."""
 HALF_LEVEL = 1 / 510
 """Half a grey level of 256: a picture with every pixel within it is the same picture once it is saved."""
+MARGIN_DB = 1.0
+"""By how many dB a picture must be nearer to its original than a stranger's guess, to be better than that."""
 _SAME = 1e-3  # standard deviations within which a number without countable decimals is the same
 
 WORST = {"psnr": 0.0, "ssim": 0.0, "mse": 1.0, "perceptual": 1.0}
@@ -56,6 +59,10 @@ class Yardstick:
     """As `exact`: true where an item is what a certificate must mean."""
     certain_within: str
     """What that says, for people."""
+    unlike: Distance
+    """(n, ...), (N, ...) -> (n, N): how unlike two are to whoever wants to recognise one, from 0 (a copy) to 1."""
+    clearly_nearer: Callable[[float, float], bool]
+    """Whether the first distance is smaller than the second by more than luck."""
     doubled: Distance | None = None
     """As `kappa` takes it."""
     cells: Distance | None = None
@@ -97,12 +104,35 @@ def _picture_yardstick(prepare: Callable[[Tensor], Tensor]) -> Yardstick:
         same=(_rms, HALF_LEVEL),  # no pixel off by more, hence not the root of the mean square
         certain=_same_picture,
         certain_within="every pixel within half a grey level of 256",
+        unlike=_unlike_pictures,
+        clearly_nearer=lambda mine, theirs: mine <= theirs * 10 ** (-MARGIN_DB / 20) and mine < theirs,
     )
 
 
 def _rms(a: Tensor, b: Tensor) -> Tensor:
     """(n, N): root mean square error."""
     return torch.cdist(a.flatten(1), b.flatten(1)) / math.sqrt(math.prod(a.shape[1:]))
+
+
+def standardised(pictures: Tensor) -> Tensor:
+    """(n, pixels): each picture with mean 0 and length 1, so that brightness and contrast do not count."""
+    flat = torch.nan_to_num(pictures.detach().double().flatten(1))
+    flat = flat - flat.mean(1, keepdim=True)
+    return F.normalize(flat, dim=1)
+
+
+def _unlike_pictures(a: Tensor, b: Tensor) -> Tensor:
+    """1 − cosine, halved, of standardised pictures without what all of b have in common, which recognises nobody."""
+    a, b = standardised(a), standardised(b)
+    middle = b.mean(0)
+    return (1 - F.normalize(a - middle, dim=1) @ F.normalize(b - middle, dim=1).T) / 2
+
+
+def _unlike_texts(a: Tensor, b: Tensor) -> Tensor:
+    """1 − the share of tokens that two texts have in common, in any order, counted with repetition."""
+    size = 1 + int(max(a.max(), b.max()))
+    bags = [torch.zeros(len(x), size).scatter_add_(1, x.long().clamp(min=0), torch.ones(x.shape)) for x in (a, b)]
+    return torch.stack([1 - torch.minimum(bag, bags[1]).sum(1) / a.shape[1] for bag in bags[0]]).double()
 
 
 def _same_picture(a: Tensor, b: Tensor) -> Tensor:
@@ -175,6 +205,8 @@ def _cell_yardstick(
         same=(partial(_wrong, same), 0.0),
         certain=lambda a, b: _wrong(sure, a, b) == 0,
         certain_within="every token equal" if text else f"categories equal, numbers within {CERTAIN} std",
+        unlike=_unlike_texts if text else partial(_wrong, near),
+        clearly_nearer=lambda mine, theirs: theirs - mine >= NEAR - 1e-9,
         doubled=None if text else partial(_wrong, twice),
         cells=partial(_right, near),
     )
