@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 .PHONY: demo test test-slow test-hub test-deploy test-network test-docs deploy-packages faults lint docs bench \
-	bench-inversion calibrate clean help
+	bench-inversion certificates calibrate clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make docs       build the documentation into build/site; a warning is an error"
 	@echo "make bench      speed against peers, in one run"
 	@echo "make bench-inversion  attacks against breaching and published figures"
+	@echo "make certificates  hunt for false certificates of exact inversion (ten CPU minutes)"
 	@echo "make calibrate  the auditor itself: coverage, a zoo of broken mechanisms, mechanisms by name (five CPU minutes)"
 	@echo "make clean      remove .venv, caches and build products"
 
@@ -84,6 +85,9 @@ docs: .venv/installed
 	$(BIN)/pip install -qq -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
 	@echo "build/site/index.html"
+
+certificates: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/certificates.py --batches 4
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/simulation.py

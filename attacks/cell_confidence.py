@@ -34,7 +34,7 @@ EVENT = (
 )
 PROVED, SEARCHED, POOLED = 0.0, 1.0, 2.0
 """The routes by which a row is found; see `tabular`."""
-EVIDENCE = ("route", "number", "log categories", "agreement", "agreement of the row", "distance", "margin")
+EVIDENCE = ("route", "number", "log categories", "agreement", "distance", "margin")
 """Of each cell. Agreement is 1 - entropy, shifted and scaled to [-2, 2]; the distance that of the ensemble's gradients,
 as its decimal logarithm; the margin, of rows of the search, the decimal logarithm of how far off another category is in
 units of what noise explains, or minus that of a number's error."""
@@ -53,7 +53,6 @@ CURVE = {
     "number, pooled": -1.26,
     "number, searched": -0.07,
     "agreement": 0.18,
-    "agreement of the row": -0.22,
     "margin of a category": 0.47,
     "margin of a number": -0.18,
     "left unexplained": -0.12,
@@ -80,8 +79,8 @@ def searched_evidence(found: Found, encoding: TableEncoding) -> Tensor:
     cells = proved_evidence(len(found.inputs), encoding)
     cells[..., 0] = torch.where(found.proved, PROVED, SEARCHED)[:, None]
     cells[..., 1], cells[..., 2] = number, width.log()
-    cells[:, ~number, 6] = found.margin.clamp(1e-3, 1e6).log10()
-    cells[:, number, 6] = -found.error[:, first[number]].clamp(1e-6, 1e3).log10()
+    cells[:, ~number, 5] = found.margin.clamp(1e-3, 1e6).log10()
+    cells[:, number, 5] = -found.error[:, first[number]].clamp(1e-6, 1e3).log10()
     return cells
 
 
@@ -92,9 +91,9 @@ def pooled_evidence(pooled: Pooled, problem: Problem) -> Tensor:
     choices = torch.stack([problem.present[where].sum().clamp_min(1) for _, where in columns])
     agreement = 4 * (pooled.agreement.double() - 0.5)
     one = torch.ones_like(agreement)
-    row, distance = one * agreement.mean(1, keepdim=True), one * math.log10(min(max(pooled.loss, _FLOOR), 1.0))
+    distance = one * math.log10(min(max(pooled.loss, _FLOOR), 1.0))
     choices = torch.where(number, 1, choices)
-    return torch.stack([one * POOLED, one * number, one * choices.log(), agreement, row, distance, 0 * one], -1)
+    return torch.stack([one * POOLED, one * number, one * choices.log(), agreement, distance, 0 * one], -1)
 
 
 def order_of(evidence: Tensor) -> Tensor:
@@ -117,7 +116,7 @@ def explained(batch: Batch, shadow: Shadow) -> Tensor:
 
 def terms(batch: Batch, shadow: Shadow) -> Tensor:
     """(n, columns, len(CURVE)): what speaks for each cell."""
-    route, number, categories, agreement, of_row, _, margin = batch.evidence.unbind(-1)
+    route, number, categories, agreement, _, margin = batch.evidence.unbind(-1)
     one, searched = torch.ones_like(route), (route == SEARCHED).double()
     pooled = 1 - searched
     odds = math.log((shadow.right + 1) / (shadow.cells - shadow.right + 1))
@@ -127,7 +126,6 @@ def terms(batch: Batch, shadow: Shadow) -> Tensor:
         number * pooled,
         number * searched,
         agreement * pooled,
-        of_row * pooled,
         margin * searched * (1 - number),
         margin * searched * number,
         _left(batch),
@@ -141,7 +139,7 @@ def terms(batch: Batch, shadow: Shadow) -> Tensor:
 def _left(batch: Batch) -> Tensor:
     """(n, columns): the decimal logarithm of what is left, by the ensemble of its part or by all rows of the whole."""
     whole = math.log10(max(batch.unexplained, _FLOOR))
-    return torch.where(batch.evidence[..., 0] == POOLED, batch.evidence[..., 5], math.log10(_FLOOR)).clamp_min(whole)
+    return torch.where(batch.evidence[..., 0] == POOLED, batch.evidence[..., 4], math.log10(_FLOOR)).clamp_min(whole)
 
 
 def cell_bounds(batch: Batch, shadow: Shadow | None) -> Tensor:

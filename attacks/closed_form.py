@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedsim.attacks.labels import count_labels
 from fedsim.attacks.last_layer import last_layer, noise_deviation, step_gradient, step_weights
 from fedsim.attacks.layerwise import invert_layers, refine
-from fedsim.attacks.lone_rows import LoneExample, SlopesOf, counts_as, lone_examples
+from fedsim.attacks.lone_rows import LoneExample, SlopesOf, lone_examples
 from fedsim.attacks.matching import client_gradient, loss_gradient, matching_loss, private_copy
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, leaf_layers
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
@@ -37,6 +37,7 @@ from fedsim.scenario.attack import ClosedFormAttack
 
 _MATCHES = 1e-8  # matching loss below which a reconstruction explains a float32 gradient
 _MATCHES_ROUNDED = 1e-4  # the same, at most, for one that the model is so certain of that little but rounding is left
+_ONE = 1e-3  # by how much the weight of an example may differ from 1 / size, relatively
 _HYPOTHESES = 40  # sets of labels that are tried for a batch
 
 
@@ -317,29 +318,38 @@ def _rows(observation: Observation, knowledge: Knowledge, layers: tuple[Layer, .
         loss = _loss(observation, inputs.reshape(-1, *knowledge.input_shape), known)
         if loss < _MATCHES:
             return _Found(inputs, known, torch.ones(size), torch.ones(size, dtype=torch.bool), ("the whole batch",))
-    sure = torch.tensor(
-        [_certain(each, found[0], layers, front, size, single=single) for each in found], dtype=torch.bool
-    )
+    sure = torch.tensor([_certain(each, found, layers, front, size, single=single) for each in found], dtype=torch.bool)
     score = torch.where(sure, 1.0, 0.5)
     note = f"{len(found)} examples alone in rows of {front.name}, confirmed by at least three rows each"
     return _Found(inputs, known, score, sure, (note,))
 
 
 def _certain(
-    one: LoneExample, first: LoneExample, layers: tuple[Layer, ...], front: Layer, size: int | None, *, single: bool
+    one: LoneExample,
+    found: list[LoneExample],
+    layers: tuple[Layer, ...],
+    front: Layer,
+    size: int | None,
+    *,
+    single: bool,
 ) -> bool:
     """Whether the agreement of rows excludes a mixture of examples.
 
     Rows mix in different proportions only if dL/dz has at least two directions behind the layer: with two classes, or
-    behind a layer of width one, all mixtures agree. In one step a label must be confirmed, with the share of one
-    example: that of the `first`, and not that of two (clipping can only make it smaller).
+    behind a layer of width one, all mixtures agree. So do those of similar examples, whose mean is found once, with the
+    weight of all of them. In one step a label must be confirmed, with the weight 1 / size of one example. Clipping may
+    have made it smaller: then it must be that of more than half of the batch, too many for each to be two. In several
+    steps the weights differ, so nothing is excluded.
     """
     names = [each.name for each in layers]
     later = [each.module for each in layers[names.index(front.name) + 1 :]]
     widths = [module.out_features for module in later if isinstance(module, nn.Linear)]
     if min([*widths[:-1], widths[-1] - 1]) < 2:
         return False
-    return not single or (counts_as(one, first) and (size is None or one.share * size < 1.5))
+    if not single or size is None or one.label is None or one.share * size > 1 + _ONE:
+        return False
+    alike = sum(abs(each.share - one.share) < _ONE * one.share for each in found if each.label is not None)
+    return one.share * size > 1 - _ONE or 2 * alike > size
 
 
 def _slopes_of(observation: Observation, knowledge: Knowledge, front: Layer) -> SlopesOf:

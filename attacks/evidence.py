@@ -132,7 +132,9 @@ def knowledge_table(scenario: Scenario, observation: Observation, knowledge: Kno
     defence = knowledge.defence.model_dump(exclude_defaults=True, exclude_none=True)
     return {
         "architecture": getattr(observation.model, "title", type(observation.model).__name__),
-        "the weights that it sent": "yes",
+        "the weights that it sent": "yes"
+        if knowledge.active is None
+        else f"yes, and it crafted them to leak ({getattr(knowledge.active, 'kind', 'active')})",
         "local work": "one gradient" if observation.kind == "gradient" else _work_in_words(observation),
         "batch": f"{batch} examples" if batch is not None else "unknown: Poisson batches, or the client does not say",
         "labels": "given, in no order" if scenario.adversary.knows.labels == "known" else "inferred from the update",

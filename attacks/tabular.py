@@ -73,7 +73,7 @@ def tabular(
     deadline = None if settings.seconds is None else time.monotonic() + settings.seconds
 
     def attack(seen: Observation) -> Batch:
-        return _batch(seen, knowledge, settings, seed, deadline)
+        return find_batch(seen, knowledge, settings, seed, deadline)
 
     batch = attack(observation)
     if not settings.calibrate:
@@ -82,7 +82,7 @@ def tabular(
     return _reconstruction(knowledge, batch, cells, note)
 
 
-def _batch(
+def find_batch(
     observation: Observation, knowledge: Knowledge, settings: TabularAttack, seed: int, deadline: float | None
 ) -> Batch:
     """All rows, each by the surest route that finds it."""

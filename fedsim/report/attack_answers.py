@@ -24,10 +24,15 @@ def did_it_work(files: AttackFiles) -> tuple[Tone, str]:
 
 
 def standing_of(files: AttackFiles) -> Standing:
-    """An attack that found nothing settles nothing; one that nobody can score tested nothing."""
+    """An attack that found nothing settles nothing; one that was not played or cannot be scored tested nothing."""
     leak = leak_of(files)
-    tested = bool(files.scores) and leak == "nothing"
+    tested = bool(files.scores) and leak == "nothing" and not _impossible(files)
     return Standing(tested="inconclusive" if tested else "untested", leak=leak)
+
+
+def _impossible(files: AttackFiles) -> bool:
+    """Whether the attack could be played on no update at all."""
+    return bool(files.document.observations) and all(update.error for update in files.document.observations)
 
 
 def leak_of(files: AttackFiles) -> Leak:
@@ -63,6 +68,8 @@ def beyond_luck(scores: Sequence[ReconstructionScore]) -> bool:
 def graded_total(files: AttackFiles) -> str:
     """For the top of the page: "8 of 8 pictures recognisable, 0 near, 0 exact"."""
     noun, found = NOUNS[files.document.kind], sum(update.found for update in files.document.observations)
+    if _impossible(files):
+        return "not played"
     if not files.scores:
         return f"{counted(found, noun)} offered, not scored"
     labels = _label_share(files.scores)
@@ -99,16 +106,20 @@ def _tried(files: AttackFiles) -> str:
     document = files.document
     played = list(dict.fromkeys(name for update in document.observations for name in update.tried))
     left = list(dict.fromkeys(reason for update in document.observations for reason in update.untried))
-    limits = [
-        f"{value:g} {unit}"
-        for key, unit in (("seconds", "s"), ("restarts", "restart(s)"), ("iterations", "iterations"))
-        if isinstance(value := document.settings.get(key), int | float)
-    ]
-    strength = f", with at most {' and '.join(limits)} for each update" if limits else ""
+    strength = _limits(document.settings)
     if not played:
         return f"Tried: {document.attack} alone{strength}; no other attack is part of this answer."
     text = f"Tried: {', '.join(played)}{strength}."
     return text + (f" Not tried: {'; '.join(left)}." if left else "")
+
+
+def _limits(settings: Mapping[str, object]) -> str:
+    """How hard it tried: the settings that bound its work."""
+    limits = [f"{settings['seconds']} s"] if settings.get("seconds") else []
+    for noun in ("restart", "iteration"):
+        most = settings.get(f"{noun}s")
+        limits += [counted(most, noun)] if isinstance(most, int) else []
+    return f", with at most {' and '.join(limits)} for each update" if limits else ""
 
 
 # --- the answer -----------------------------------------------------------------------------------------------------
@@ -118,7 +129,7 @@ def _answer(files: AttackFiles) -> list[str]:
     document, scores = files.document, files.scores
     noun = NOUNS[document.kind]
     failed = [update for update in document.observations if update.error]
-    if failed and len(failed) == len(document.observations):
+    if _impossible(files):
         return [f"It could not be played: {_sentence(failed[0].error or '')}", _UNKNOWN]
     if not scores:
         found = sum(update.found for update in document.observations)
@@ -143,7 +154,10 @@ def _in_grades(scores: Sequence[ReconstructionScore], noun: str) -> str:
     if graded:
         among = min(score.gallery for score in graded)
         lucky = sum(score.luck * score.found for score in graded)
-        text += f" Recognisable: nearer to its original than to any of {among:,} other {noun}s ({lucky:.2g} by luck)"
+        text += (
+            f" Recognisable: nearer to its original than to any of {among:,} other {noun}s ({lucky:.2g} expected by"
+            " luck)"
+        )
         text += _second_model(graded, noun)
     return f"{text} Near: {scores[0].within}."
 

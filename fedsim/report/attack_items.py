@@ -129,7 +129,7 @@ def _caption(item: Item) -> str:
     if item.found is None:
         return f"{parts[0]}: not found"
     if item.confidence is not None and not item.certified:  # a certified item wears a badge, which says more
-        parts.append(f"right with at least {percent_down(item.confidence)}")
+        parts.append(f"at least {percent_down(item.confidence)} sure")
     if item.score is not None:
         parts += _metrics(item.score)
     return ", ".join(parts)
@@ -202,9 +202,8 @@ def _row(item: Item, files: AttackFiles, decode: Decode) -> Pair:
     if item.found is None:
         return Pair(original, None, _caption(item))
     texts = decode(item.found)
-    notes = (
-        [percent_down(value) for value in sure] if sure is not None and len(sure) == len(texts) else [""] * len(texts)
-    )
+    bounds = sure if sure is not None and len(sure) == len(texts) else [0.0] * len(texts)
+    notes = [f"≥ {percent_down(bound)}" if bound else "" for bound in bounds]
     found = tuple(Part(text, bool(bad), note) for text, bad, note in zip(texts, wrong, notes, strict=True))
     return Pair(original, found, _caption(item), item.certified)
 

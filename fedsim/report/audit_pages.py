@@ -157,7 +157,8 @@ def _words(audit: Audit) -> Iterable[tuple[str, str]]:
     said = f", {full_claim(claim)}" if claim else f" at δ = {verdict.claim.delta:g} ({_unit(verdict.claim)})"
     game = ", as the claim of the run reads for the two worlds of this game" if numbers.game else ""
     yield "Claim", f"ε ≤ {rounded_up(verdict.claim.epsilon)}{said}{game}"
-    yield "Verdict", MEANINGS[verdict.status]
+    ordinary = "" if outcome(audit) == verdict.status else "; its adversary is an ordinary one, and no evidence for it"
+    yield "Verdict", MEANINGS[verdict.status] + ordinary
     yield "Proved", "; ".join(_proved(verdict)) + f" ({_unit(verdict.claim)})"
     yield (
         "p-value",

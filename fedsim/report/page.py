@@ -190,14 +190,12 @@ def _seen(run: RunFiles) -> Fact:
 
 def _crafted(run: RunFiles) -> tuple[Fact, ...]:
     """That the server attacked its clients by the weights that it sent, where it did."""
-    active = run.scenario.adversary.active
-    if active is None:
+    how = words.crafted(run)
+    if not how:
         return ()
-    whom = "" if active.clients == "all" else f" to {words.numbered('client', active.clients)}"
-    rounds = words.numbered("round", active.rounds)
     note = (
-        f"in {rounds}{whom}, made to leak what a client trains on ({active.kind}): this server is active, and not only"
-        " curious. What is found here says nothing about a server that sends honest weights."
+        f"{how}: this server is active, and not only curious. What is found here says nothing about a server that sends"
+        " honest weights."
     )
     return (Fact("The server", "sends crafted weights", note, wide=True, tone="red", anchor="server"),)
 

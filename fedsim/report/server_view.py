@@ -32,6 +32,7 @@ def server_view(run: RunFiles) -> Section:
         return Section("server", "The server's view", (Paragraph("The transcript holds no message yet.", "note"),))
     took_part = participation(run)
     blocks: list[Block | None] = [
+        Paragraph(f"The server sent crafted weights {how}.", "red") if (how := words.crafted(run)) else None,
         Bullets("What the server saw", _saw(run, took_part)),
         Bullets("What it did not see", _did_not_see(run)),
         _norms(run),

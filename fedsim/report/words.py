@@ -217,6 +217,16 @@ def _adversary(scenario: sc.Scenario) -> str:
     return f"the tensors {when}, {who}; of everything else the norm only"
 
 
+def crafted(run: RunFiles) -> str:
+    """When, to whom and how the server sent weights that were made to leak; empty where it sent honest ones only."""
+    active = run.scenario.adversary.active
+    if active is None:
+        return ""
+    whom = "" if active.clients == "all" else f" to {numbered('client', active.clients)}"
+    rounds = numbered("round", active.rounds)
+    return f"in {rounds}{whom}, made to leak what a client trains on ({active.kind})"
+
+
 def numbered(noun: str, values: Sequence[int]) -> str:
     """`rounds 1, 4, 9`: the first twelve."""
     return (

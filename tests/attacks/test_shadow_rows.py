@@ -74,7 +74,7 @@ def observed(data: Dataset, size: int, seed: int, work: LocalWork | None = None)
 
 def batch(route: float, left: float, agreement: float = 2.0, rows: int = 3, columns: int = 4) -> Batch:
     evidence = torch.zeros(rows, columns, len(EVIDENCE), dtype=torch.float64)
-    evidence[..., 0], evidence[..., 3], evidence[..., 5], evidence[..., 6] = route, agreement, -6, 2.0
+    evidence[..., 0], evidence[..., 3], evidence[..., 4], evidence[..., 5] = route, agreement, -6, 2.0
     whole = torch.zeros(rows, dtype=torch.int64)
     return Batch(torch.zeros(rows, columns), whole, evidence, whole.bool(), left, left, torch.zeros(rows, columns), ())
 

@@ -188,7 +188,7 @@ def test_a_calibrated_image_shows_its_lower_bound_rounded_down(attacked: Path, t
     result = Reconstruction("auto", x[:2], None, 0.0, sure.clone(), confidence=sure, event="the image is near")
     runs.write_attack(run, 5, [(result, x[:2], y[:2])], runs.pictures())
     section = attack_pages(read_run_files(run))[-1]
-    shown_rates = [re.findall(r"right with at least (\d+)%", item.caption) for item in block(section, Pictures).items]
+    shown_rates = [re.findall(r"at least (\d+)% sure", item.caption) for item in block(section, Pictures).items]
     assert shown_rates == [["69"], ["28"]]
     assert "lower bound of the probability that the image is near" in str(section.blocks)
 
