@@ -40,7 +40,7 @@ as its decimal logarithm; the margin, of rows of the search, the decimal logarit
 units of what noise explains, or minus that of a number's error."""
 
 SURE = 0.99
-"""Of a cell of a proved row, and the most that is said. All of 17,432 such cells were right, in some hundred batches."""
+"""Of a cell of a proved row, and the most that is said. All of 17,432 such cells were right."""
 LEAST = 0.7
 """A bound below this is withheld: a guess from what is common is often as good."""
 UNEXPLAINED = 0.05
@@ -60,9 +60,8 @@ CURVE = {
     "log rows": -0.05,
     "log odds of the shadow": 0.45,
 }
-"""Log-odds, from 52 of 161 attacked batches of twelve tables: those with explained cells without a proof (5,595). Adult,
-German credit, law school, wine, diabetes, breast cancer with and without binned columns, location, and four
-made-up tables."""
+"""Log-odds, from 52 of 161 attacked batches: those with explained cells without a proof (5,595). Tables: Adult, German
+credit, law school, wine, diabetes, breast cancer with and without binned columns, location, and four made-up ones."""
 MARGIN = 1.6
 """What is subtracted from the log-odds. By the curve of all other tables one batch of the 52 was worse than that."""
 _FLOOR = 1e-6  # of a share that is left: less shows nothing more
