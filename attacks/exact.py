@@ -3,7 +3,8 @@
 
 The mathematics is in `exact_layer` (one layer) and `sparse_directions` (the search). Clipping scales the gradient and
 changes nothing; noise is estimated from the spectrum; the sum of local SGD steps (FedAvg) has the same form, with the
-same inputs, in whatever order and how often they were used.
+same inputs, in whatever order and how often they were used. What a certificate says is in `exact_certificate`, and how
+far an input may be off in `exact_error`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.exact_certificate import in_words, radius
 from fedsim.attacks.exact_layer import LayerBatch, invert_layer
-from fedsim.attacks.matching import matching_loss
+from fedsim.attacks.matching import client_gradient, matching_loss
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, layer_inputs, leaf_layers
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
 from fedsim.errors import AttackError
@@ -27,8 +28,8 @@ def exact(observation: Observation, knowledge: Knowledge, settings: ExactAttack,
     check_observation(observation, knowledge)
     layers = _layers(observation, knowledge)
     front = _front(observation, layers)
-    gradient, weights = observation.gradient, observation.weights
-    bias = front.bias
+    weights, bias = observation.weights, front.bias
+    gradient = client_gradient(observation) or observation.gradient  # weight decay is of full rank
     batch = invert_layer(
         weights[front.weight],
         None if bias is None else weights[bias],

@@ -48,7 +48,8 @@ class LayerBatch:
     output_gradients: Tensor
     """(n, m) float64: the gradient of the loss by the layer's output; inputs^T of these sum to the layer's gradient."""
     certified: Tensor
-    """(n,) bool."""
+    """(n,) bool: gradient and input agree. An input may still be the mean of several, which `exact_certificate`
+    excludes."""
     rank: int
     """How many different inputs the gradient holds."""
     complete: bool
