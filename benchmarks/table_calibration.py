@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedsim.attacks.cell_confidence import (
     CURVE,
+    LEAST,
     MARGIN,
     PROVED,
     SURE,
@@ -52,7 +53,7 @@ from fedsim.training import LocalWork
 CSV = {"adult": "income", "german_credit": "credit-risk", "law_school": "pass_bar"}
 SOURCE = {"mixed": "cancer"}
 """Tables made of the same data are left out together."""
-BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+BINS = (LEAST, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +207,7 @@ def _lines(title: str, chosen: list[tuple[Record, Tensor]], margin: float, *, on
         return
     said = torch.cat([torch.sigmoid(x - margin).clamp_max(SURE) for _, x in chosen])
     for each in reliability(said, torch.cat([r.right for r, _ in chosen]), BINS):
-        if each.said >= BINS[0] and (each.said > each.high or not only_wrong):
+        if each.said >= LEAST and (each.said > each.high or not only_wrong):
             numbers = f"{each.said:.3f} | {each.right:.3f} | {each.cells} | {each.low:.3f} to {each.high:.3f}"
             print(f"| {title} | {numbers} |")
 
