@@ -7,7 +7,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -69,7 +69,11 @@ def write_report(folder: Path) -> Path:
     The folder is that of a run, or of the audit of a function. The same folder gives the same bytes. A run that is
     still growing gives a report that says so.
     """
-    page = page_of_audits(read_audit_file(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
+    if holds_only_audits(folder):
+        digest = hashlib.sha256((folder / AUDIT_FILE).read_bytes()).hexdigest()
+        page = replace(page_of_audits(read_audit_file(folder)), source=AUDIT_FILE, fingerprint=digest)
+    else:
+        page = page_of(read_run_files(folder))
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     for section in page.sections:
