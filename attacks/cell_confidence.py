@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How probable it is that a reconstructed cell is right, and the reliability curve that shows whether that is true.
+"""A lower bound of the probability that a reconstructed cell is right, and the curve that shows whether it holds.
 
-The histogram of a cell over the ensemble says how far the members agree (TabLeak, Vero et al. 2023, section 4.3), which
-is not yet a probability: members agree on what is easy, on what is common, and, if few rows are left of a gradient that
-something else disturbs, on what is wrong. A logistic curve carries agreement, the distance that the rows leave and the
-kind of column over to a probability. It was fitted on simulated attacks on public tables, never on the batch under
-attack, and is checked on tables that it was not fitted on: see benchmarks/table_calibration.py, which prints it anew.
-Tables and networks differ, and a batch that the attacker makes himself (`shadow_rows`) shows by how much this one does.
+The histogram of a cell over the ensemble says how far the members agree (TabLeak, Vero et al. 2023, section 4.3). That
+is no probability: members agree on what is easy and on what is common. Two questions about the whole batch come first.
+Do its rows explain the update? And about as well as a batch that the server made itself and attacked likewise
+(`shadow_rows`)? Where either answer is no, cells are withheld: their bound is 0. Where both are yes, a logistic curve
+turns what speaks for a cell into log-odds, and a margin is subtracted, by which nine of ten batches of tables that the
+curve has not seen are at least as good. benchmarks/table_calibration.py fits and checks all of this; the truth of the
+batch under attack enters nowhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from scipy.stats import binomtest
@@ -22,86 +25,142 @@ from fedsim.attacks.ensemble import Pooled, Problem
 from fedsim.attacks.row_proof import Found
 from fedsim.data.table import NumericColumn, TableEncoding
 
-SURE = 1 - 1e-4
-"""Of a cell of a proved row (none of 13,835 was wrong), and the most that is said of anything."""
+if TYPE_CHECKING:
+    from fedsim.attacks.shadow_rows import Batch, Shadow
 
+EVENT = (
+    "the cell is right in the row that it is paired with: the same category, or a number within 0.319 standard"
+    " deviations"
+)
+PROVED, SEARCHED, POOLED = 0.0, 1.0, 2.0
+"""The routes by which a row is found; see `tabular`."""
+EVIDENCE = ("route", "number", "log categories", "agreement", "distance", "margin")
+"""Of each cell. Agreement is 1 - entropy, shifted and scaled to [-2, 2]; the distance that of the ensemble's gradients,
+as its decimal logarithm; the margin, of rows of the search, the decimal logarithm of how far off another category is in
+units of what noise explains, or minus that of a number's error."""
+
+SURE = 0.99
+"""Of a cell of a proved row."""
+LEAST = 0.5
+"""A bound below this is withheld: a guess from what is common is often as good."""
+UNEXPLAINED = 0.1
+"""The share of the update that rows may leave; beyond, agreement is no evidence."""
+BEYOND_SHADOW = 10.0
+"""How many times as much as a shadow batch they may leave; a shadow below 1e-5 counts as 1e-5."""
 CURVE = {
-    "constant": 1.754,
-    "number": -1.845,
-    "agreement of the cell": 0.284,
-    "mean agreement of the row": 0.509,
-    "distance of the gradients": -0.391,
-    "log of the categories to choose from": -0.671,
-    "log of the rows / 2": -0.063,
+    "constant": 1.19,
+    "searched": -0.07,
+    "number, pooled": -1.26,
+    "number, searched": -0.07,
+    "agreement": 0.18,
+    "margin of a category": 0.47,
+    "margin of a number": -0.18,
+    "left unexplained": -0.12,
+    "log categories": -0.28,
+    "log rows": -0.28,
+    "log odds of the shadow": 0.63,
 }
-"""Log-odds, from 110 attacked batches (16,641 cells) of seven tables: Adult, German credit, law school, wine, diabetes,
-breast cancer with and without binned columns. Agreement is 1 - entropy, shifted and scaled to [-2, 2]; the distance is
-its decimal logarithm from 1% (0) to 100% (2), since below that a saturated network shows nothing."""
-
-SHADOW = {"slope": 0.910, "constant with a shadow": -0.198, "shift of a shadow batch": 0.526}
-"""Log-odds with a shadow batch = slope * those of the curve + constant + 0.526 * the shift, from the same batches: of
-what the curve lacks on a shadow batch it lacks about half on the real one."""
-
-_MARGINS = ((12.0, 16.0), (0.94, 0.99, 0.999))
-_ERRORS = ((0.03, 0.1, 0.2, 0.3), (0.999, 0.996, 0.96, 0.91, 0.6))
-"""Cells of rows that the search found but could not prove, 38 batches of six tables under noise: up to each bound of a
-category's margin (`Found.margin`) or a number's error, the share that is right (of 3,286 and 4,087 cells)."""
+"""Log-odds."""
+MARGIN = 1.6
+"""What is subtracted from them."""
+_FLOOR = 1e-6  # of a share that is left: less shows nothing more
 
 
-def evidence(pooled: Pooled, problem: Problem) -> Tensor:
-    """(n * columns, len(CURVE)): what speaks for each cell, without any knowledge of the truth."""
+def proved_evidence(rows: int, encoding: TableEncoding) -> Tensor:
+    """(n, columns, len(EVIDENCE)) of rows with a proof."""
+    return torch.zeros(rows, len(encoding.columns), len(EVIDENCE), dtype=torch.float64)
+
+
+def searched_evidence(found: Found, encoding: TableEncoding) -> Tensor:
+    """(n, columns, len(EVIDENCE)) of the rows of the search."""
+    number = torch.tensor([isinstance(column, NumericColumn) for column in encoding.columns])
+    first = torch.tensor([where.start for where in encoding.slices().values()])
+    width = torch.tensor([float(column.width) for column in encoding.columns])
+    cells = proved_evidence(len(found.inputs), encoding)
+    cells[..., 0] = torch.where(found.proved, PROVED, SEARCHED)[:, None]
+    cells[..., 1], cells[..., 2] = number, width.log()
+    cells[:, ~number, 5] = found.margin.clamp(1e-3, 1e6).log10()
+    cells[:, number, 5] = -found.error[:, first[number]].clamp(1e-6, 1e3).log10()
+    return cells
+
+
+def pooled_evidence(pooled: Pooled, problem: Problem) -> Tensor:
+    """(n, columns, len(EVIDENCE)) of the rows of an ensemble."""
     columns = list(zip(problem.encoding.columns, problem.encoding.slices().values(), strict=True))
     number = torch.tensor([isinstance(column, NumericColumn) for column, _ in columns])
-    choices = torch.stack([problem.present[where].sum().clamp_min(1) for _, where in columns]).where(
-        ~number, torch.ones(()).long()
-    )
+    choices = torch.stack([problem.present[where].sum().clamp_min(1) for _, where in columns])
     agreement = 4 * (pooled.agreement.double() - 0.5)
     one = torch.ones_like(agreement)
-    of_row = agreement.mean(1, keepdim=True)
-    distance = torch.tensor(pooled.loss).clamp(1e-2, 1).log10() + 2
-    rows = torch.tensor(float(len(agreement))).log() / 2
-    terms = [one, one * number, agreement, one * of_row, one * distance, one * choices.log(), one * rows]
-    return torch.stack(terms, -1).flatten(0, 1)
+    distance = one * math.log10(min(max(pooled.loss, _FLOOR), 1.0))
+    choices = torch.where(number, 1, choices)
+    return torch.stack([one * POOLED, one * number, one * choices.log(), agreement, distance, 0 * one], -1)
 
 
-def log_odds(cells: Tensor, shift: float | None = None) -> Tensor:
-    """(cells,) by the curve, corrected by what it lacked on a shadow batch, if there was one."""
-    logits = cells @ torch.tensor(list(CURVE.values()), dtype=torch.float64)
-    if shift is None:
-        return logits
-    slope, constant, trust = SHADOW.values()
-    return slope * logits + constant + trust * shift
+def order_of(evidence: Tensor) -> Tensor:
+    """(n,): rows that are proved first, then those of the search, then the others by how far the members agree."""
+    return (evidence[..., 3] / 10 - evidence[..., 0]).mean(1).float()
+
+
+# --- from evidence to a bound ---------------------------------------------------------------------------------------
+
+
+def explains(batch: Batch, shadow: Shadow) -> bool:
+    """Whether the rows explain the update, and about as well as the shadow's rows explain theirs."""
+    return batch.unexplained <= min(UNEXPLAINED, BEYOND_SHADOW * max(shadow.unexplained, 1e-5))
+
+
+def explained(batch: Batch, shadow: Shadow) -> Tensor:
+    """(n, columns) bool: the cells of which anything is said."""
+    return explains(batch, shadow) & (_left(batch) <= math.log10(UNEXPLAINED))
+
+
+def terms(batch: Batch, shadow: Shadow) -> Tensor:
+    """(n, columns, len(CURVE)): what speaks for each cell."""
+    route, number, categories, agreement, _, margin = batch.evidence.unbind(-1)
+    one, searched = torch.ones_like(route), (route == SEARCHED).double()
+    pooled = 1 - searched
+    odds = math.log((shadow.right + 1) / (shadow.cells - shadow.right + 1))
+    found = [
+        one,
+        searched,
+        number * pooled,
+        number * searched,
+        agreement * pooled,
+        margin * searched * (1 - number),
+        margin * searched * number,
+        _left(batch),
+        categories,
+        one * math.log(len(one)),
+        one * odds,
+    ]
+    return torch.stack(found, -1)
+
+
+def _left(batch: Batch) -> Tensor:
+    """(n, columns): the decimal logarithm of what is left, by the ensemble of its part or by all rows of the whole."""
+    whole = math.log10(max(batch.unexplained, _FLOOR))
+    return torch.where(batch.evidence[..., 0] == POOLED, batch.evidence[..., 4], math.log10(_FLOOR)).clamp_min(whole)
+
+
+def cell_bounds(batch: Batch, shadow: Shadow | None) -> Tensor:
+    """(n, columns) lower bounds of the probability that each cell is right; without a shadow, of proved rows only."""
+    proved = batch.evidence[..., 0] == PROVED
+    bounds = torch.zeros_like(batch.evidence[..., 0])
+    if shadow is not None:
+        curve = torch.tensor(list(CURVE.values()), dtype=torch.float64)
+        bounds = torch.sigmoid(terms(batch, shadow) @ curve - MARGIN).clamp_max(SURE)
+        bounds = torch.where(explained(batch, shadow) & (bounds >= LEAST), bounds, 0.0)
+    return torch.where(proved, SURE, bounds)
 
 
 def mode_shift(logits: Tensor, right: Tensor, variance: float = 4.0) -> float:
     """The constant by which log-odds are too low: the mode, with a prior N(0, variance), by Newton's method."""
     shift = torch.zeros((), dtype=torch.float64)
-    for _ in range(30):
+    for _ in range(40):
         p = torch.sigmoid(logits + shift)
         slope = (right - p).sum() - shift / variance
         shift = shift + (slope / ((p * (1 - p)).sum() + 1 / variance)).clamp(-1, 1)
     return float(shift)
-
-
-def pooled_confidence(pooled: Pooled, problem: Problem, shift: float | None = None) -> Tensor:
-    """(n, columns) probability that each cell of the pooled rows is right; `shift`: of a shadow batch."""
-    return torch.sigmoid(log_odds(evidence(pooled, problem), shift)).reshape(pooled.share.shape)
-
-
-def found_confidence(found: Found, encoding: TableEncoding) -> Tensor:
-    """(n, columns) probability that each cell of the rows of the search is right."""
-    number = torch.tensor([isinstance(column, NumericColumn) for column in encoding.columns])
-    first = torch.tensor([where.start for where in encoding.slices().values()])
-    cells = torch.empty(len(found.inputs), len(number), dtype=torch.float64)
-    cells[:, ~number] = _measured(found.margin, *_MARGINS)
-    cells[:, number] = _measured(found.error[:, first[number]], *_ERRORS)
-    return torch.where(found.proved[:, None], SURE, cells)
-
-
-def _measured(value: Tensor, bounds: Sequence[float], shares: Sequence[float]) -> Tensor:
-    """The share of the range that each value lies in."""
-    at = torch.bucketize(value.contiguous(), torch.tensor(bounds, dtype=value.dtype), right=True)
-    return torch.tensor(shares, dtype=torch.float64)[at]
 
 
 def logistic(x: Tensor, right: Tensor, weight: Tensor, strength: float = 1.0) -> Tensor:
@@ -117,7 +176,7 @@ def logistic(x: Tensor, right: Tensor, weight: Tensor, strength: float = 1.0) ->
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Cells that were said to be right with about the same probability."""
+    """Cells or items that were said to be right with about the same probability."""
 
     said: float
     right: float

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedsim.attacks.labels import count_labels
 from fedsim.attacks.last_layer import last_layer, noise_deviation, step_gradient, step_weights
 from fedsim.attacks.layerwise import invert_layers, refine
-from fedsim.attacks.lone_rows import LoneExample, SlopesOf, counts_as, lone_examples
+from fedsim.attacks.lone_rows import LoneExample, SlopesOf, lone_examples
 from fedsim.attacks.matching import client_gradient, loss_gradient, matching_loss, private_copy
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, leaf_layers
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
@@ -37,6 +37,7 @@ from fedsim.scenario.attack import ClosedFormAttack
 
 _MATCHES = 1e-8  # matching loss below which a reconstruction explains a float32 gradient
 _MATCHES_ROUNDED = 1e-4  # the same, at most, for one that the model is so certain of that little but rounding is left
+_ONE = 1e-3  # by how much the weight of an example may differ from 1 / size, relatively
 _HYPOTHESES = 40  # sets of labels that are tried for a batch
 
 
@@ -46,7 +47,7 @@ class _Found:
 
     inputs: Tensor
     labels: Tensor | None
-    confidence: Tensor
+    score: Tensor
     certified: Tensor
     notes: tuple[str, ...] = ()
 
@@ -54,7 +55,7 @@ class _Found:
 def closed_form(
     observation: Observation, knowledge: Knowledge, settings: ClosedFormAttack, *, seed: int = 0
 ) -> Reconstruction:
-    """The examples that can be computed from the gradient without a search, each with its confidence."""
+    """The examples that can be computed from the gradient without a search, with a score."""
     check_observation(observation, knowledge)
     if knowledge.kind == "text":
         raise AttackError("closed-form computes numbers, and tokens are none; use the attack text")
@@ -86,7 +87,7 @@ def _reconstruction(observation: Observation, knowledge: Knowledge, found: _Foun
         inputs=inputs,
         labels=found.labels,
         loss=loss,
-        confidence=found.confidence.float(),
+        score=found.score.float(),
         certified=found.certified,
         notes=found.notes,
     )
@@ -133,7 +134,7 @@ def _one_example(observation: Observation, knowledge: Knowledge, front: Layer) -
     flat = bias @ weight / bias.square().sum()
     left = float((weight - torch.outer(bias, flat)).norm() / weight.norm().clamp_min(1e-300))
     relative = noise / float(bias.norm())
-    confidence = 1.0 if noise == 0 and left < 1e-3 else math.exp(-relative)
+    score = 1.0 if noise == 0 and left < 1e-3 else math.exp(-relative)
     labels = _label_of_one(observation, knowledge, flat)
     sure = noise == 0 and left < 1e-4
     if noise == 0 and labels is not None and client_gradient(observation) is not None:
@@ -142,10 +143,8 @@ def _one_example(observation: Observation, knowledge: Knowledge, front: Layer) -
         matches = loss < max(_MATCHES, min(rounding, _MATCHES_ROUNDED))
         sure = sure and matches
         belief = 1.0 if matches else max(_belief(loss), 0.5 if loss < rounding else 0.0)
-        confidence = min(confidence, belief)
-    return _Found(
-        flat[None], labels, torch.tensor([confidence]), torch.tensor([sure]), (f"rank-one residual {left:.1g}",)
-    )
+        score = min(score, belief)
+    return _Found(flat[None], labels, torch.tensor([score]), torch.tensor([sure]), (f"rank-one residual {left:.1g}",))
 
 
 def _unlike(observation: Observation, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -319,29 +318,38 @@ def _rows(observation: Observation, knowledge: Knowledge, layers: tuple[Layer, .
         loss = _loss(observation, inputs.reshape(-1, *knowledge.input_shape), known)
         if loss < _MATCHES:
             return _Found(inputs, known, torch.ones(size), torch.ones(size, dtype=torch.bool), ("the whole batch",))
-    sure = torch.tensor(
-        [_certain(each, found[0], layers, front, size, single=single) for each in found], dtype=torch.bool
-    )
-    confidence = torch.where(sure, 1.0, 0.5)
+    sure = torch.tensor([_certain(each, found, layers, front, size, single=single) for each in found], dtype=torch.bool)
+    score = torch.where(sure, 1.0, 0.5)
     note = f"{len(found)} examples alone in rows of {front.name}, confirmed by at least three rows each"
-    return _Found(inputs, known, confidence, sure, (note,))
+    return _Found(inputs, known, score, sure, (note,))
 
 
 def _certain(
-    one: LoneExample, first: LoneExample, layers: tuple[Layer, ...], front: Layer, size: int | None, *, single: bool
+    one: LoneExample,
+    found: list[LoneExample],
+    layers: tuple[Layer, ...],
+    front: Layer,
+    size: int | None,
+    *,
+    single: bool,
 ) -> bool:
     """Whether the agreement of rows excludes a mixture of examples.
 
     Rows mix in different proportions only if dL/dz has at least two directions behind the layer: with two classes, or
-    behind a layer of width one, all mixtures agree. In one step a label must be confirmed, with the share of one
-    example: that of the `first`, and not that of two (clipping can only make it smaller).
+    behind a layer of width one, all mixtures agree. So do those of similar examples, whose mean is found once, with the
+    weight of all of them. In one step a label must be confirmed, with the weight 1 / size of one example. Clipping may
+    have made it smaller: then it must be that of more than half of the batch, too many for each to be two. In several
+    steps the weights differ, so nothing is excluded.
     """
     names = [each.name for each in layers]
     later = [each.module for each in layers[names.index(front.name) + 1 :]]
     widths = [module.out_features for module in later if isinstance(module, nn.Linear)]
     if min([*widths[:-1], widths[-1] - 1]) < 2:
         return False
-    return not single or (counts_as(one, first) and (size is None or one.share * size < 1.5))
+    if not single or size is None or one.label is None or one.share * size > 1 + _ONE:
+        return False
+    alike = sum(abs(each.share - one.share) < _ONE * one.share for each in found if each.label is not None)
+    return one.share * size > 1 - _ONE or 2 * alike > size
 
 
 def _slopes_of(observation: Observation, knowledge: Knowledge, front: Layer) -> SlopesOf:

@@ -100,6 +100,7 @@ def knowledge_of(scenario: Scenario, dataset: Dataset, observation: Observation)
         example_noise=float(config.get("example-noise-multiplier", 0.0)),
         client_noise=float(config.get("client-noise-multiplier", 0.0)),
         active=getattr(scenario.adversary, "active", None),
+        public=(dataset.x_test, dataset.y_test) if knows.public_rows else None,
     )
 
 
@@ -139,6 +140,7 @@ def knowledge_table(scenario: Scenario, observation: Observation, knowledge: Kno
         "labels": "given, in no order" if scenario.adversary.knows.labels == "known" else "inferred from the update",
         "value range of the inputs": "yes" if knowledge.value_range is not None else "no",
         "mean and spread of the inputs": "from the held-out rows" if knowledge.mean is not None else "no",
+        "public rows": f"{len(knowledge.public[0]):,} held-out rows" if knowledge.public is not None else "no",
         "defence": ", ".join(defence) or "none" if scenario.adversary.knows.defence else "not known to it",
     }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedsim.attacks.exact_certificate import in_words, radius
 from fedsim.attacks.exact_layer import LayerBatch, invert_layer
 from fedsim.attacks.matching import matching_loss
 from fedsim.attacks.network import Layer, dense_front, head, layer_after, layer_inputs, leaf_layers
@@ -41,14 +42,17 @@ def exact(observation: Observation, knowledge: Knowledge, settings: ExactAttack,
     inputs = inputs.float().reshape(-1, *knowledge.input_shape)
     labels = _labels(observation, head(layers), inputs)
     loss = float("nan") if labels is None else matching_loss(observation, inputs, labels)
+    reach = radius(observation, knowledge, front, batch, labels)
+    certified = torch.isfinite(reach)
     return Reconstruction(
         attack="exact",
         inputs=inputs,
         labels=labels,
         loss=loss,
-        confidence=_confidence(batch),
-        certified=batch.certified,
-        notes=(*batch.notes, *_remarks(observation, batch, scaled)),
+        score=_score(batch, certified),
+        certified=certified,
+        radius=reach,
+        notes=(*batch.notes, *_remarks(observation, batch, scaled), *_stated(knowledge, batch, reach)),
     )
 
 
@@ -108,11 +112,11 @@ def _in_range(inputs: Tensor, knowledge: Knowledge) -> tuple[Tensor, bool]:
     return inputs / used.clamp_min(1e-12)[:, None], True
 
 
-def _confidence(batch: LayerBatch) -> Tensor:
-    """Certified items are certain; others have a score of how well they agree with their neurons, no probability."""
+def _score(batch: LayerBatch, certified: Tensor) -> Tensor:
+    """Certified items first; the others by how well they agree with their neurons."""
     whole = len(batch.inputs) == batch.rank
     doubtful = max(0.0, 2 * batch.consistency - 1) * (0.9 if whole else 0.1)
-    return torch.where(batch.certified, 1 - 1e-6, doubtful).float()
+    return torch.where(certified, 1 - 1e-6, doubtful).float()
 
 
 def _remarks(observation: Observation, batch: LayerBatch, scaled: bool) -> list[str]:
@@ -126,3 +130,19 @@ def _remarks(observation: Observation, batch: LayerBatch, scaled: bool) -> list[
     if scaled:
         remarks.append("the scale of each input was chosen so that it touches the value range")
     return remarks
+
+
+def _stated(knowledge: Knowledge, batch: LayerBatch, reach: Tensor) -> list[str]:
+    """What the certificates certify, and how many inputs that satisfy the layer's equations have none."""
+    certified = torch.isfinite(reach)
+    stated = []
+    if certified.any():
+        largest = in_words(float(reach[certified].max()), knowledge)
+        stated.append(f"certified: the client holds an example within {largest} of it, in every value")
+    withheld = int((batch.certified & ~certified).sum())
+    if withheld:
+        stated.append(
+            f"{withheld} of {len(reach)} inputs satisfy the first layer's equations and are not certified: each may be"
+            " the mean of several similar or equal examples, or rounding leaves too much room"
+        )
+    return stated

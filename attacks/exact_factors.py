@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_WHITE = 1.5
+"""The largest singular value of noise in units of sigma (sqrt(m) + sqrt(d)), up to which it is white."""
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:
@@ -18,6 +21,11 @@ class Factors:
     """Y (m, r)."""
     noise: Tensor
     """(m,) standard deviation of the noise in an entry of row j of G~, over all columns."""
+    most: Tensor
+    """(m,) as `noise`, of the product of row j's noise with any vector of length 1.
+
+    White noise, whose spectrum is flat, spreads over all columns: it is `noise`. What is not white (rounding, which is
+    the same in equal columns; the difference of similar examples) may be one vector, of the length of the row."""
     spread: Tensor
     """(r, r): the noise in Y_j a is noise[j] * |spread @ a|; it would be the identity if all columns were alike."""
     basis: Tensor
@@ -66,12 +74,24 @@ def factorise(
         rounding = 2.0**-26 * whole.norm(dim=1) / math.sqrt(len(columns))
         deviation = torch.maximum(rest.norm(dim=1) / math.sqrt(freedom), rounding)
         deviation = deviation.clamp_min(noise * total / math.sqrt(whole.numel()))
+        left_over = float(rest.norm())
+        edge = left_over * (alive**-0.5 + len(columns) ** -0.5)
+        white = index + 1 < len(values) and float(values[index + 1]) <= _WHITE * edge
+        most = deviation if white else torch.maximum(deviation, rest.norm(dim=1))
         profile = rest.norm(dim=0) ** 2
         profile = profile / profile[columns].mean()
         spread = torch.linalg.cholesky(basis.T @ (profile[:, None] * basis) + 0.1 * torch.eye(index + 1)).T
         found.append(
             Factors(
-                left, deviation, spread, basis, basis.T @ matrix.T, matrix.norm(dim=1), biased, float(ratios[index])
+                left,
+                deviation,
+                most,
+                spread,
+                basis,
+                basis.T @ matrix.T,
+                matrix.norm(dim=1),
+                biased,
+                float(ratios[index]),
             )
         )
     return found

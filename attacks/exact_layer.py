@@ -29,6 +29,7 @@ from scipy.stats import poisson
 from torch import Tensor
 
 from fedsim.attacks import sparse_directions as sparse
+from fedsim.attacks.exact_error import radius
 from fedsim.attacks.exact_factors import Factors, factorise
 from fedsim.attacks.exact_search import orientation, search
 from fedsim.attacks.sparse_directions import ZERO, Span
@@ -56,6 +57,10 @@ class LayerBatch:
     """Share of (item, neuron) pairs in which the gradient is zero just where the input switches the neuron off."""
     error: Tensor
     """(n,) standard error of an input's values, by the noise."""
+    radius: Tensor
+    """(n,) by how much any value of an input may be off, if it is that of one example and not of several."""
+    gap: float
+    """By which factor the smallest singular value of the signal exceeds the largest of the noise."""
     notes: tuple[str, ...]
 
 
@@ -74,11 +79,12 @@ def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> Layer
     directions = torch.linalg.inv(inputs)
     gradients = (factors.left @ directions).T
     error = ((inputs @ torch.linalg.pinv(factors.left)) ** 2 @ factors.noise**2).sqrt()
-    agree, proven = _agreement(factors, inputs, directions, gradients, error, drift)
+    agree, proven, off = _agreement(factors, inputs, directions, gradients, error, drift)
     whole = inputs @ factors.basis.T
     relative = error / whole.std(dim=1)
     alone = relative < _EXACT  # whether other columns may be wrong
-    certified = proven & (relative < 1e-2) & (alone | proven.all()) & (factors.biased and count == space.rank)
+    whole_batch, unknown = factors.biased and count == space.rank, torch.full_like(error, math.inf)
+    certified = proven & (relative < 1e-2) & (alone | proven.all()) & whole_batch
     notes = []
     if count < space.rank:
         notes.append(f"{count} of {space.rank} directions were found, so inputs are mixed with those that are missing")
@@ -94,14 +100,16 @@ def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> Layer
         complete=bool(certified.all()),
         consistency=float(agree[:count].double().mean()) if count else 0.0,
         error=error[:count],
+        radius=radius(factors, inputs, directions, gradients, off)[:count] if whole_batch else unknown[:count],
+        gap=factors.gap,
         notes=tuple(notes),
     )
 
 
 def _agreement(
     factors: Factors, inputs: Tensor, directions: Tensor, gradients: Tensor, error: Tensor, drift: float
-) -> tuple[Tensor, Tensor]:
-    """(r, m) where gradient and input agree about a neuron, and (r,) for which inputs this is a proof.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(r, m) where gradient and input agree about a neuron, (r,) for which inputs this is a proof, (r, m) what is off.
 
     Neurons whose preactivation is within its own error, or which local steps may have switched, are left out. A
     gradient at a neuron that is off refutes an input; none at a neuron that is on does so unless chance explains it: a
@@ -119,7 +127,7 @@ def _agreement(
     expected = (clear * (tolerance / size).clamp(max=1)).sum(1)
     silent = (clear & (active > 0) & ~on).sum(1)
     likely = silent <= torch.from_numpy(poisson.isf(1e-6, expected.numpy())).double().nan_to_num()
-    return (active > 0) == on, ~refuted & likely & (clear.sum(1) >= 2 * len(inputs))
+    return (active > 0) == on, ~refuted & likely & (clear.sum(1) >= 2 * len(inputs)), clear & (active < 0)
 
 
 def invert_layer(
@@ -163,5 +171,7 @@ def _nothing(weight: Tensor) -> LayerBatch:
         complete=False,
         consistency=0.0,
         error=none,
+        radius=none,
+        gap=1.0,
         notes=("the gradient of the layer has no low rank: there are too many examples for its width",),
     )

@@ -215,7 +215,7 @@ def _without_orders(problem: Problem, start: Tensor, *, rate: float, seed: int) 
 def _answer(
     problem: Problem, case: Case, examples: Tensor, spread: Tensor, chosen: Tensor, left: Tensor
 ) -> Reconstruction:
-    """The pooled examples; the confidence is how well the epochs agree, and how much of the update they explain."""
+    """The pooled examples, scored by how well the epochs agree, and how much of the update they explain."""
     target, settings, knowledge = problem.targets[0], problem.settings, case.knowledge
     settled = problem.relaxation.settle(examples)
     labels = target.labels[chosen].flatten()
@@ -227,15 +227,14 @@ def _answer(
     rounds = "one round" if len(case.rounds) == 1 else f"{len(case.rounds)} rounds"
     note = (
         f"simulated {target.epochs} epochs in batches of {target.batch} ({settings.simulation}, inputs"
-        f" {settings.inputs}, prior weight {weight:g}), from {rounds}; the confidence is how well the"
-        " epochs agree, not a probability"
+        f" {settings.inputs}, prior weight {weight:g}), from {rounds}"
     )
     return Reconstruction(
         attack="fedavg",
         inputs=settled if knowledge.kind == "text" else settled.view(-1, *knowledge.input_shape),
         labels=labels,
         loss=loss,
-        confidence=torch.exp(-((10 * spread / scale) ** 2)) * math.exp(-min(10 * loss, 50.0)),
+        score=torch.exp(-((10 * spread / scale) ** 2)) * math.exp(-min(10 * loss, 50.0)),
         label_counts=torch.bincount(labels.flatten(), minlength=knowledge.classes),
         notes=(*case.notes, note),
     )

@@ -18,6 +18,7 @@ from fedsim.errors import AttackError
 from fedsim.scenario import GradientMatchingAttack, ImprintAttack
 
 _REPRODUCED = 1e-3  # what the rest of the batch and float32 leave between a fished example's gradient and the observed
+_ALONE = 0.05  # by how much the weight of a fished example may differ from one in the batch
 _IN_RANGE = 1e-3  # how far, as a share of the value range, a fished example may leave it
 
 
@@ -38,8 +39,10 @@ def fished(observation: Observation, knowledge: Knowledge, settings: ImprintAtta
     if not deltas.any():  # all of it is pruned or rounded away, and nothing is not an example
         impure = 1.0
     value = x.float().view(1, *knowledge.input_shape)
-    apart, outside = unlike(observation, last, value, knowledge.classes), outside_range(knowledge, x)
+    apart, times = unlike(observation, last, value, knowledge.classes)
+    outside = outside_range(knowledge, x)
     clear = knowledge.defence.compression is None and noise_deviation(observation, knowledge) == 0
+    alone = abs(times * (observation.batch_size or math.nan) - 1) < _ALONE  # the mean of two alike counts twice
     own = Backward(private_copy(observation.model, torch.float64), front.weight, knowledge.input_shape)
     wanted = bool((own.at_rows(x[None], label)[0] * deltas).sum() > 0)
     kind = "of the wanted class" if wanted else "not of the wanted class, and of which other one is not seen"
@@ -48,8 +51,8 @@ def fished(observation: Observation, knowledge: Knowledge, settings: ImprintAtta
         value,
         label if wanted else None,
         matching_loss(observation, value, label, share=1 / (observation.batch_size or 1)) if wanted else math.nan,
-        confidence=torch.tensor([max(0.0, 1 - 10 * max(impure, outside, 0.0 if math.isnan(apart) else apart))]),
-        certified=torch.tensor([clear and impure < 1e-4 and outside < _IN_RANGE and apart < _REPRODUCED]),
+        score=torch.tensor([max(0.0, 1 - 10 * max(impure, outside, 0.0 if math.isnan(apart) else apart))]),
+        certified=torch.tensor([clear and alone and impure < 1e-4 and outside < _IN_RANGE and apart < _REPRODUCED]),
         notes=(
             f"the first layer's gradient is of rank one up to {impure:.1e}, and the example's own gradient is the"
             f" observed one up to {apart:.1e}; the example is {kind}",
@@ -70,8 +73,8 @@ def _fished_by_matching(
     return replace(result, attack="imprint", notes=("one example was fished, then matched", *result.notes))
 
 
-def unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -> float:
-    """How far the example's own gradient is from the observed one: max over tensors of |s·own - seen| / |seen|.
+def unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -> tuple[float, float]:
+    """How far the example's own gradient is from the observed one, max over tensors of |s·own - seen| / |seen|; and s.
 
     The factor s > 0 is one for all tensors, and the label is the best. A wrong x that makes the first layer's gradient
     of rank one, as rounding or pruning can, does not also have this dL/dz. The head is left out: the gradients of all
@@ -79,7 +82,7 @@ def unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -
     """
     observed = client_gradient(observation)
     if observed is None:
-        return math.nan
+        return math.nan, math.nan
     model = private_copy(observation.model, torch.float64)
     kept = [name not in (last.weight, last.bias) for name in observed]
     seen = [each.double() for each, keep in zip(observed.values(), kept, strict=True) if keep]
@@ -92,8 +95,8 @@ def unlike(observation: Observation, last: Layer, value: Tensor, classes: int) -
             continue
         factor = dots / max(sum(float(mine.square().sum()) for mine in own), 1e-300)
         pairs = [(float((factor * a - b).norm()), float(b.norm())) for a, b in zip(own, seen, strict=True)]
-        losses.append(max(left / size if size else left and math.inf for left, size in pairs))
-    return min(losses, default=math.inf)
+        losses.append((max(left / size if size else left and math.inf for left, size in pairs), factor))
+    return min(losses, default=(math.inf, math.nan))
 
 
 def outside_range(knowledge: Knowledge, x: Tensor) -> float:

@@ -30,8 +30,7 @@ EXPLAINED = 1e-2
 """A squared distance, beyond the noise, at which inputs that features determine are not matched further: to invert the
 features longer (`iterations`) brings them nearer at a tenth of the cost."""
 _ROUNDING = 1e-12  # what float32 leaves of a squared distance
-RECOGNISABLE = 3e-4
-"""A squared distance at which about half of the reconstructions were recognisable; see `confidence_of`."""
+_SMALL = 3e-4  # a squared distance at which the score is half of its largest
 
 
 def gradient_matching(
@@ -39,8 +38,9 @@ def gradient_matching(
 ) -> Reconstruction:
     """The inputs whose gradient is nearest to the observed one.
 
-    `confidence` is a score without the truth, high where an item is likely to be recognisable, and no probability: see
-    `confidence_of`. Labels are those granted, else counted (`labels`), else found together with the inputs.
+    `score` is high where the distance is small and restarts agree. That is no probability, because several batches may
+    explain one gradient (`shadow_images` gives one). Labels are those granted, else counted (`labels`), else found
+    together with the inputs.
 
     Raises:
         AttackError: for text (no derivative by tokens), for updates of several local steps, and where nobody can know
@@ -67,8 +67,8 @@ def gradient_matching(
         inputs=found.inputs,
         labels=found.labels,
         loss=matching_loss(observation, found.inputs, found.labels),
-        confidence=found.agreement * confidence_of(left, target.noise_share),
-        notes=(*guess.notes, found.route, *_defence_notes(target)),
+        score=found.agreement * _score(left, target.noise_share),
+        notes=(*guess.notes, found.route, *found.remarks, *_defence_notes(target)),
     )
 
 
@@ -81,6 +81,7 @@ class _Found:
     agreement: Tensor
     """(n,) between restarts, in [0, 1]."""
     route: str
+    remarks: tuple[str, ...] = ()
 
 
 def _ready(observation: Observation, target: Target, units: Units, guess: Guess) -> _Found | None:
@@ -93,13 +94,9 @@ def _ready(observation: Observation, target: Target, units: Units, guess: Guess)
     return _Found(inputs, guess.labels, torch.ones(len(inputs)), "they explain the gradient")
 
 
-def confidence_of(distance: float, noise_share: float) -> float:
-    """A score of how recognisable (20 dB or more) an item may be, from what an attacker can see: no probability.
-
-    (1 - share of noise) / (1 + distance beyond the noise / 3e-4): at 3e-4 about half of the reconstructions of small
-    networks were. It orders results of one network; networks differ.
-    """
-    return (1 - noise_share) / (1 + max(distance - noise_share, 0.0) / RECOGNISABLE)
+def _score(distance: float, noise_share: float) -> float:
+    """(1 - share of noise) / (1 + distance beyond the noise / 3e-4): it orders results of one network."""
+    return (1 - noise_share) / (1 + max(distance - noise_share, 0.0) / _SMALL)
 
 
 def _agreement(units: Tensor, scores: Tensor) -> Tensor:
@@ -113,6 +110,16 @@ def _agreement(units: Tensor, scores: Tensor) -> Tensor:
         return torch.ones(len(best))
     apart = (best - units[order[1]]).square().flatten(1).mean(1)
     return (0.01 / apart.clamp_min(0.01)).float()
+
+
+def _remarks(units: Tensor, scores: Tensor) -> tuple[str, ...]:
+    """How far the two best restarts (R, n, *shape) agree: evidence, and no proof."""
+    if len(scores) == 1:
+        return ()
+    first, second = scores.argsort()[:2].tolist()
+    same = (units[first] - units[second]).square().flatten(1).mean(1) <= 0.01
+    fit = f"with distances of {float(scores[first]):.1e} and {float(scores[second]):.1e}"
+    return (f"the two best starts, {fit}, agree within 20 dB in {int(same.sum())} of {len(same)} items",)
 
 
 def _defence_notes(target: Target) -> list[str]:
@@ -152,7 +159,7 @@ def _match(
     chosen = problem.settings
     route = f"{chosen.optimizer} on the {chosen.distance} distance: {found.iterations} iterations, {len(starts)} starts"
     inputs = units.decode(points[best].double()).float()
-    return _Found(inputs, hard, _agreement(points, found.scores), route)
+    return _Found(inputs, hard, _agreement(points, found.scores), route, _remarks(points, found.scores))
 
 
 def _starts(problem: Problem, guess: Guess, knowledge: Knowledge, seed: int) -> Tensor:

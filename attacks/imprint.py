@@ -34,7 +34,7 @@ class Item:
     label: int | None
     readings: int
     certified: bool
-    confidence: float
+    score: float
 
 
 def imprint(
@@ -121,7 +121,7 @@ def _peel(
     silent = float((state.deltas[mine].abs() <= _SURE * state.error[mine]).double().mean())
     if exact and silent == 1.0 and len(items) == observation.batch_size:
         # Every cell is explained, and nobody is missing.
-        items = [replace(item, certified=True, confidence=1.0) for item in items]
+        items = [replace(item, certified=True, score=1.0) for item in items]
     route = "peeled by the model's own gradients" if items else "read cell by cell"
     return items + rest, (f"{route}; {silent:.0%} of the cells are left empty",)
 
@@ -231,8 +231,8 @@ def _leftover(
         value = inputs[lead] if moving else (weight[:, None] * inputs[members]).sum(dim=0) / weight.sum()
         if _known(value, known):
             continue
-        confidence = 1 - (1 - odds) ** readings
-        items.append(Item(value, None, readings, False, min(confidence, 0.99)))
+        score = 1 - (1 - odds) ** readings
+        items.append(Item(value, None, readings, False, min(score, 0.99)))
     return items
 
 
@@ -274,7 +274,7 @@ def _reconstruction(
         inputs,
         labels,
         loss,
-        confidence=torch.tensor([item.confidence for item in items]),
+        score=torch.tensor([item.score for item in items]),
         certified=torch.tensor([item.certified for item in items], dtype=torch.bool),
         notes=notes,
     )

@@ -68,7 +68,7 @@ def labels(observation: Observation, knowledge: Knowledge, settings: LabelsAttac
         inputs=torch.empty(0, *knowledge.input_shape),
         labels=None,
         loss=math.nan,
-        confidence=torch.empty(0),
+        score=torch.empty(0),
         label_counts=found.counts,
         notes=(*found.notes, sure),
     )

@@ -84,6 +84,8 @@ class Knowledge:
     """Mean of the inputs over public data, of `input_shape`."""
     std: Tensor | None = None
     """Their standard deviation."""
+    public: tuple[Tensor, Tensor] | None = None
+    """Public examples of the same kind, with their labels."""
     encoding: TableEncoding | Vocabulary | None = None
     """How a table's columns or a text's tokens are encoded: public."""
     defence: DefenceSection = field(default_factory=DefenceSection)
@@ -108,8 +110,8 @@ class Knowledge:
 class Reconstruction:
     """What an attack believes that the client had. Items are in no particular order.
 
-    `confidence` orders the items, in the attacker's own judgement and without the truth. It is a probability only for
-    tables, where it was calibrated; that of every other attack is a score, and 0.9 does not mean nine times of ten.
+    `score` only orders the items, in the attacker's own judgement and without the truth. `confidence` and `cells` are
+    lower bounds of a probability, that of `event`; where they were not calibrated, they are None.
     `certified` marks items for which there is a proof: the gradient admits no other explanation.
     """
 
@@ -120,12 +122,19 @@ class Reconstruction:
     """(n,), or (n, T) for text; None where the attack does not find them."""
     loss: float
     """||gradient of the reconstruction - observed gradient||^2 / ||observed gradient||^2; NaN where there is none."""
-    confidence: Tensor
-    """(n,) in [0, 1]."""
+    score: Tensor
+    """(n,) the higher, the surer; its scale means nothing, within one update or between two."""
+    confidence: Tensor | None = None
+    """(n,) a lower bound of the probability that an item is right; None: not calibrated."""
     cells: Tensor | None = None
-    """(n, columns) in [0, 1]: the confidence of each cell of a table, in the order of the encoding's columns."""
+    """(n, columns) the same for each cell of a table, in the order of the encoding's columns; None: not calibrated."""
+    event: str = ""
+    """What `confidence` or `cells` is the probability of, for people; empty where neither was calibrated."""
     certified: Tensor | None = None
     """(n,) bool; None: this attack certifies nothing."""
+    radius: Tensor | None = None
+    """(n,) no value of a certified item is further from that of an example of the client; infinite where not certified,
+    None: not computed."""
     label_counts: Tensor | None = None
     """(classes,) how many examples of each class the attacker counts, where it counts them."""
     notes: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from fedsim.attacks.row_spans import Cells, Span, exchanges, residual, snap, val
 from fedsim.data.table import TableEncoding
 
 _TRUE = 8.0  # how many times the residual that noise explains a true row may show
+_ONCE = 2e-3  # by how much the weight of one row may differ from 1, where there is no noise
 _CLOSE = 0.03  # standard deviations that a number of a proved row may be off
 
 
@@ -29,7 +30,9 @@ class Found:
     copies: Tensor
     """(n,) how often the row is in the batch."""
     proved: Tensor
-    """(n,) bool: no other category in any one cell passes, whatever the numbers, and the numbers are known closely."""
+    """(n,) bool: no other category in any one cell passes, whatever the numbers, the numbers are known closely, and
+    the weight is that of one row: the mean of similar rows satisfies the same equations, with their weight. Of several
+    local steps, whose weights differ, as many different rows must be found as there are."""
     margin: Tensor
     """(n, categorical columns) least residual of another category in the cell, in units of what noise explains."""
     error: Tensor
@@ -61,6 +64,8 @@ def polished(
         parts = stack.gradient(x, found.labels, weight)
         return sum(float((a - b).square().sum()) for a, b in zip(gradient, parts, strict=True))
 
+    if not len(cells.numbers):
+        return found
     weight = found.copies * scale / found.copies.sum()
     best, lowest = found.inputs, misfit(found.inputs)
     for _ in range(3):
@@ -127,6 +132,9 @@ def weighed(
             kept.append(i)
     margin, off_by = _proof(stack, spans, cells, x[kept])
     proved = (margin > 2 * _TRUE).all(1) & (off_by.amax(1) < _CLOSE)
+    once = (multiple - 1).abs() < _ONCE + 4 * error
+    every_one = int(copies[kept].sum()) == count and bool((copies[kept] == 1).all())
+    proved &= torch.full_like(proved, every_one) if span.drift else once[kept]
     return Found(x[kept], labels[kept], copies[kept].long(), proved, margin, off_by), scale
 
 

@@ -1,57 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that the attacker makes himself, to see how far the agreement of his ensemble can be trusted here.
+"""A batch of rows that the server makes itself, attacked like the real one.
 
-How often agreement is right depends on the network, the table and the size of the batch. All three are at hand: the
-rows of one member of the ensemble are a batch of this table as the attacker sees it. Its gradient through the same
-model is attacked in the same way, and this time the truth is known (a parametric bootstrap, Efron and Tibshirani 1993,
-section 6.5). The truth of the batch under attack is never used.
+How often cells are right depends on the network, the table, the size of the batch and the local work. All are at hand:
+the reconstructed rows are a batch of this table as the server sees it. A client that held them would have sent
+`shadow_client`; attacked in the same way, it shows what this attack reaches where the truth is known (a parametric
+bootstrap, Efron and Tibshirani 1993, section 6.5). Such rows are easier than real ones, because the attack has found
+them once already. So a shadow never raises a confidence by itself: it limits what a real batch may leave unexplained,
+and enters a curve that was fitted on real batches.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedsim.attacks.cell_confidence import evidence, log_odds, mode_shift
-from fedsim.attacks.ensemble import Pooled, Problem, attack_rows, gradients, right_cells
-from fedsim.attacks.matching import Target
-from fedsim.randomness import stream
+from fedsim.attacks.cell_confidence import PROVED, UNEXPLAINED, cell_bounds, explains
+from fedsim.attacks.ensemble import wrong_cells
+from fedsim.attacks.observation import Knowledge, Observation, check_observation
+from fedsim.attacks.shadow_client import shadow_client
+from fedsim.data.table import TableEncoding
+from fedsim.errors import AttackError
+
+_WITHHELD = "no probability is given for cells of rows without a proof, because"
 
 
-def shadow_cells(
-    problem: Problem, pooled: Pooled, iterations: int, seed: int, deadline: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """What speaks for each cell of a shadow batch, and (cells,) whether it is right."""
-    rng = stream(seed, "attack", 8)
-    truth = pooled.members[int(rng.integers(len(pooled.members)))]
-    sent = [each[0].detach() for each in gradients(problem.model, truth[None], problem.labels)]
-    noise = [torch.from_numpy(rng.standard_normal(each.shape)).float() for each in sent]
-    target = replace(problem.target, gradient=as_observed(sent, noise, problem.target))
-    present = problem.present
-    if not present.all():
-        present = sent[0].ne(0).any(0)
-    mine = replace(problem, target=target, present=present)
-    found = attack_rows(mine, len(pooled.members), iterations, seed + 1, deadline)
-    right = right_cells(found.inputs, truth, problem.labels, problem.encoding)
-    return evidence(found, mine), right.flatten().double()
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """All rows that were found, by whichever route."""
+
+    inputs: Tensor
+    """(n, F) valid rows."""
+    labels: Tensor
+    evidence: Tensor
+    """(n, columns, len(EVIDENCE)): see `cell_confidence`."""
+    certified: Tensor
+    loss: float
+    """The matching loss of all rows together; NaN for several local steps."""
+    unexplained: float
+    """What the rows leave of the whole update, whatever its scale."""
+    candidates: Tensor
+    """(n, F) the rows again, those of an ensemble as one of its members has them."""
+    notes: tuple[str, ...]
 
 
-def shadow_shift(problem: Problem, pooled: Pooled, iterations: int, seed: int, deadline: float | None = None) -> float:
-    """By how much the curve's log-odds would have to be higher to be right on a shadow batch."""
-    cells, right = shadow_cells(problem, pooled, iterations, seed, deadline)
-    return mode_shift(log_odds(cells), right)
+@dataclass(frozen=True)
+class Shadow:
+    """How the attack fared on the batch that the server made."""
+
+    unexplained: float
+    right: int
+    """Of the cells that were not proved."""
+    cells: int
 
 
-def as_observed(gradient: list[Tensor], noise: list[Tensor], target: Target) -> list[Tensor]:
-    """A gradient after what the defence is known to have done to the observed one, with noise of standard normals."""
-    sent = [each + target.deviation * one for each, one in zip(gradient, noise, strict=True)]
-    if target.threshold is not None:
-        sent = [F.hardshrink(each, target.threshold) for each in sent]
-    if target.half_step:
-        sent = [(each / (2 * target.half_step)).round() * (2 * target.half_step) for each in sent]
-    if target.magnitude is not None:
-        sent = [target.magnitude * each.sign() for each in sent]
-    return sent
+def shadow_of(
+    batch: Batch,
+    attack: Callable[[Observation], Batch],
+    observation: Observation,
+    knowledge: Knowledge,
+    encoding: TableEncoding,
+    seed: int,
+) -> Shadow:
+    """Send what a client with the candidate rows would have sent, and attack it.
+
+    Raises:
+        AttackError: where that is zero: a network that has learnt these rows shows nothing of them.
+    """
+    sent = shadow_client(observation, knowledge, batch.candidates, batch.labels, seed)
+    check_observation(sent, knowledge)
+    found = attack(sent)
+    right = right_cells(found.inputs, batch.candidates, encoding)[found.evidence[..., 0] != PROVED]
+    return Shadow(found.unexplained, int(right.sum()), right.numel())
+
+
+def right_cells(found: Tensor, truth: Tensor, encoding: TableEncoding) -> Tensor:
+    """(n, columns) bool: which cells are right, each row beside the true one with which most cells are."""
+    wrong = wrong_cells(found[:, None], truth[None], encoding)
+    rows, order = linear_sum_assignment(wrong.double().sum(2).numpy())
+    right = torch.zeros(wrong.shape[0], wrong.shape[2], dtype=torch.bool)
+    right[rows] = ~wrong[rows, order]
+    return right
+
+
+def bounds_with_shadow(
+    batch: Batch,
+    attack: Callable[[Observation], Batch],
+    observation: Observation,
+    knowledge: Knowledge,
+    encoding: TableEncoding,
+    seed: int,
+    deadline: float | None = None,
+) -> tuple[Tensor, str]:
+    """(n, columns) lower bounds for all cells, and what they rest on, or why those of rows without a proof are 0."""
+    reason, shadow = _hopeless(batch, observation, deadline), None
+    if bool((batch.evidence[..., 0] == PROVED).all()):
+        return cell_bounds(batch, None), "every row is proved"
+    if reason is None:
+        try:
+            shadow = shadow_of(batch, attack, observation, knowledge, encoding, seed + 1)
+        except AttackError as error:
+            return cell_bounds(batch, None), f"{_WITHHELD} a shadow batch cannot be attacked: {error}"
+        left = f"all rows together leave {batch.unexplained:.1e} of the update, a shadow batch {shadow.unexplained:.1e}"
+        if deadline is not None and time.monotonic() > deadline:
+            reason = "there was no time for a whole shadow batch"
+        elif explains(batch, shadow):
+            return cell_bounds(batch, shadow), f"calibrated with a shadow batch: {left}"
+        else:
+            reason = left
+    return cell_bounds(batch, None), f"{_WITHHELD} {reason}"
+
+
+def _hopeless(batch: Batch, observation: Observation, deadline: float | None) -> str | None:
+    """Why a shadow batch would be in vain."""
+    if observation.clients > 1:
+        return "the update is a sum over several clients"
+    if batch.unexplained > UNEXPLAINED:
+        return f"all rows together leave {100 * batch.unexplained:.0f}% of the update"
+    late = deadline is not None and time.monotonic() > deadline
+    return "there was no time for a shadow batch" if late else None

@@ -15,9 +15,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsim.attacks.cell_confidence import SURE, found_confidence, pooled_confidence
+from fedsim.attacks.cell_confidence import (
+    EVENT,
+    POOLED,
+    order_of,
+    pooled_evidence,
+    proved_evidence,
+    searched_evidence,
+)
 from fedsim.attacks.dense_stack import DenseStack, dense_stack
-from fedsim.attacks.ensemble import Pooled, Problem, attack_rows
+from fedsim.attacks.ensemble import Problem, attack_rows
 from fedsim.attacks.labels import count_labels, nearest_counts
 from fedsim.attacks.matching import client_gradient, matching_loss, private_copy, target_of
 from fedsim.attacks.observation import Knowledge, Observation, Reconstruction, check_observation
@@ -25,14 +32,15 @@ from fedsim.attacks.relaxation import project
 from fedsim.attacks.row_proof import Found
 from fedsim.attacks.row_search import FoundRows, find_rows
 from fedsim.attacks.row_spans import snap
-from fedsim.attacks.shadow_rows import shadow_shift
+from fedsim.attacks.shadow_client import unexplained
+from fedsim.attacks.shadow_rows import Batch, bounds_with_shadow
 from fedsim.data.table import NumericColumn, TableEncoding
 from fedsim.errors import AttackError
+from fedsim.randomness import stream
 from fedsim.scenario import TabularAttack
 
 _FEW = 10  # rows, up to which exact inversion costs seconds
-_UNEXPLAINED = 0.1  # of what the rows found leave, above which agreement on the others is no evidence
-_VOID = 0.9  # the most that is said of found cells once the whole batch contradicts some of them
+_CLOSE = 0.05  # standard deviations that a number of a certified row may be off
 _WRONG_WEIGHT = 1e-3  # matching loss of a complete batch, above which nothing is proved
 
 
@@ -42,9 +50,12 @@ class _Part:
 
     inputs: Tensor
     labels: Tensor
-    cells: Tensor
+    evidence: Tensor
+    """(n, columns, len(EVIDENCE)): see `cell_confidence`."""
     certified: Tensor
     note: str
+    member: Tensor | None = None
+    """(n, F): the rows of one member of the ensemble, as valid as those of the pool."""
 
 
 def tabular(
@@ -60,10 +71,26 @@ def tabular(
             f"attack tabular reads tables, but the data are of kind {knowledge.kind}; choose another attack"
         )
     deadline = None if settings.seconds is None else time.monotonic() + settings.seconds
+
+    def attack(seen: Observation) -> Batch:
+        return find_batch(seen, knowledge, settings, seed, deadline)
+
+    batch = attack(observation)
+    if not settings.calibrate:
+        return _reconstruction(knowledge, batch, None, "no probability that a cell is right: calibrate is false")
+    cells, note = bounds_with_shadow(batch, attack, observation, knowledge, _encoding(knowledge), seed, deadline)
+    return _reconstruction(knowledge, batch, cells, note)
+
+
+def find_batch(
+    observation: Observation, knowledge: Knowledge, settings: TabularAttack, seed: int, deadline: float | None
+) -> Batch:
+    """All rows, each by the surest route that finds it."""
     encoding = _encoding(knowledge)
     count = observation.batch_size or observation.work.batch(observation.examples or 1)
     gradient = client_gradient(observation)
-    steps = 1 if gradient is not None else max(1, observation.work.local_steps(count))
+    several = gradient is None
+    steps = max(1, observation.work.local_steps(count)) if several else 1
     gradient = gradient or {name: each / steps for name, each in observation.gradient.items()}
     parts: list[_Part] = []
     stack = dense_stack(observation.model, knowledge.input_shape)
@@ -71,7 +98,7 @@ def tabular(
     if stack is not None:
         found = _rows(stack, gradient, encoding, observation, knowledge, settings, count, seed, deadline)
         parts = [_found_part(found.rows, encoding, count)] if len(found.rows.inputs) else []
-        inverted, unexplained = _inverted(stack, found, encoding, count, seed)
+        inverted, unexplained = ([], found.rest) if several else _inverted(stack, found, encoding, count, seed)
         parts += inverted
         left, scale = stack.split(unexplained), found.scale
     missing = count - sum(len(part.inputs) for part in parts)
@@ -79,9 +106,8 @@ def tabular(
         known = torch.cat([part.labels for part in parts]) if parts else torch.zeros(0).long()
         labels = _labels_left(observation, knowledge, known, count, missing)
         mean = {name: each * (count / missing / scale) for name, each in left.items()}
-        several, rest = steps > 1, bool(parts)
-        parts.append(_ensemble(observation, knowledge, settings, encoding, mean, labels, seed, deadline, several, rest))
-    return _joined(observation, knowledge, parts, scale)
+        parts.append(_ensemble(observation, knowledge, settings, encoding, mean, labels, seed, deadline, several))
+    return _joined(observation, parts, scale)
 
 
 def _encoding(knowledge: Knowledge) -> TableEncoding:
@@ -110,7 +136,7 @@ def _rows(
     target = target_of(observation, knowledge, gradient)
     several = client_gradient(observation) is None
     joined = stack.joined(gradient)
-    size = max(float(torch.linalg.matrix_norm(matrix, 2)) for matrix in joined)
+    size = max(1e-30, *(float(torch.linalg.matrix_norm(matrix, 2)) for matrix in joined))
     # the largest singular value of an m x d matrix of noise is about sigma (sqrt(m) + sqrt(d))
     wide = max(math.sqrt(matrix.shape[0]) + math.sqrt(matrix.shape[1]) for matrix in joined)
     return find_rows(
@@ -139,16 +165,15 @@ def _moved(stack: DenseStack, observation: Observation) -> float:
 def _found_part(found: Found, encoding: TableEncoding, count: int) -> _Part:
     """The rows of the search, each as often as it occurs, the surest first; no more than the batch has."""
     times = found.copies
-    cells = found_confidence(found, encoding).repeat_interleave(times, 0)
+    evidence = searched_evidence(found, encoding).repeat_interleave(times, 0)
     proved = found.proved.repeat_interleave(times)
-    if len(cells) > count:  # then some of them are false, and only the proof tells which are not
-        cells = torch.where(proved[:, None], cells, cells.clamp_max(_VOID))
-    first = cells.log().sum(1).argsort(descending=True, stable=True)[:count] if len(cells) > count else slice(None)
+    off = found.error.amax(1).repeat_interleave(times)
+    first = (off - 10 * proved.double()).argsort(stable=True)[:count]
     certified = proved[first]
     return _Part(
         found.inputs.float().repeat_interleave(times, 0)[first],
         found.labels.repeat_interleave(times)[first],
-        cells.float()[first],
+        evidence[first],
         certified,
         f"{len(certified)} rows by the span of the gradients, {int(certified.sum())} of them proved",
     )
@@ -168,10 +193,11 @@ def _inverted(
     batch = invert_layer(
         stack.weights[0], stack.biases[0] if bias is not None else None, weight[:, :-1], bias, seed=seed
     )
-    sure = batch.certified
+    every_one = batch.rank == left and batch.complete  # else a row may be the mean of several
+    sure = batch.certified & (batch.radius <= _CLOSE) & every_one
     x = snap(project(batch.inputs[sure], encoding), encoding)
     near = (x - batch.inputs[sure]).abs().amax(1) < 0.05
-    x, outputs = x[near], batch.output_gradients[sure][near]
+    x, outputs = x[near][:left], batch.output_gradients[sure][near][:left]
     if not len(x):
         return [], found.rest
     _, slopes, logits = stack.forward(x)
@@ -182,9 +208,9 @@ def _inverted(
     labels = torch.stack(fits, 1).argmax(1)
     part = stack.gradient(x, labels, torch.full((len(x),), found.scale / count, dtype=x.dtype))
     rest = [each - mine for each, mine in zip(found.rest, part, strict=True)]
-    sure_cells = torch.full((len(x), len(encoding.columns)), SURE)
     note = f"{len(x)} rows by exact inversion of the first layer"
-    return [_Part(x.float(), labels, sure_cells, torch.ones(len(x)).bool(), note)], rest
+    proved = proved_evidence(len(x), encoding)
+    return [_Part(x.float(), labels, proved, torch.ones(len(x)).bool(), note)], rest
 
 
 # --- ensemble -------------------------------------------------------------------------------------------------------
@@ -212,12 +238,8 @@ def _ensemble(
     seed: int,
     deadline: float | None,
     several: bool,
-    rest: bool,
 ) -> _Part:
-    """All rows that are left at once; of an update of several steps only the direction is matched.
-
-    `rest` says that other rows were subtracted from the gradient.
-    """
+    """All rows that are left at once; of an update of several steps only the direction is matched."""
     target = target_of(observation, knowledge, gradient)
     target = replace(target, scaled=target.scaled or several)
     model = private_copy(observation.model, torch.float32).eval().requires_grad_(False)
@@ -229,52 +251,40 @@ def _ensemble(
         present = raw.ne(0).any(0)
     problem = Problem(model, target, labels, encoding, present, knowledge.bounds)
     pooled = attack_rows(problem, settings.starts, settings.iterations, seed, deadline)
-    cells = pooled.agreement
-    if settings.calibrate:
-        cells = pooled_confidence(pooled, problem, _shift(problem, pooled, settings, seed, deadline))
-    if rest and pooled.loss > _UNEXPLAINED:  # what is left is then also the errors of the rows that were subtracted
-        cells = cells.clamp_max(0.5)
-    note = f"{len(labels)} rows by an ensemble of {settings.starts} members" + (
-        "" if settings.calibrate else ", confidence is bare agreement"
-    )
-    return _pooled_part(pooled, labels, cells, encoding, note)
-
-
-def _shift(
-    problem: Problem, pooled: Pooled, settings: TabularAttack, seed: int, deadline: float | None
-) -> float | None:
-    """What a shadow batch says about this network and table; None: there was no time to attack it as long."""
-    if deadline is not None and time.monotonic() > deadline:
-        return None
-    shift = shadow_shift(problem, pooled, settings.iterations, seed, deadline)
-    return None if deadline is not None and time.monotonic() > deadline else shift
-
-
-def _pooled_part(pooled: Pooled, labels: Tensor, cells: Tensor, encoding: TableEncoding, note: str) -> _Part:
     x = snap(pooled.inputs.double(), encoding).float()
-    return _Part(x, labels, cells.float(), torch.zeros(len(x), dtype=torch.bool), note)
+    member = pooled.members[int(stream(seed, "attack", 8).integers(len(pooled.members)))]
+    note = f"{len(labels)} rows by an ensemble of {settings.starts} members"
+    return _Part(x, labels, pooled_evidence(pooled, problem), torch.zeros(len(x), dtype=torch.bool), note, member)
 
 
-def _joined(observation: Observation, knowledge: Knowledge, parts: list[_Part], scale: float) -> Reconstruction:
-    """All parts, with the matching loss of the whole; a clipped gradient is compared at the scale that was found."""
+def _joined(observation: Observation, parts: list[_Part], scale: float) -> Batch:
+    """With the matching loss of the whole; a clipped gradient is compared at the scale that was found."""
     inputs = torch.cat([part.inputs for part in parts])
     labels = torch.cat([part.labels for part in parts])
-    cells = torch.cat([part.cells for part in parts]).clamp(0, 1)
     certified = torch.cat([part.certified for part in parts])
     sent = {name: each / scale for name, each in observation.update.items()}
     loss = matching_loss(replace(observation, update=sent), inputs, labels)
     notes = tuple(part.note for part in parts)
-    if len(parts) == 1 and certified.any() and loss > _WRONG_WEIGHT:
-        certified, cells = torch.zeros_like(certified), cells.clamp_max(_VOID)
-        notes += (f"nothing is certified, because the whole batch leaves a matching loss of {loss:.1e}",)
+    candidates = torch.cat([part.inputs if part.member is None else part.member for part in parts])
+    left = unexplained(observation, inputs, labels)
+    return Batch(inputs, labels, torch.cat([p.evidence for p in parts]), certified, loss, left, candidates, notes)
+
+
+def _reconstruction(knowledge: Knowledge, batch: Batch, cells: Tensor | None, note: str) -> Reconstruction:
+    """What is certified falls where the whole batch contradicts it."""
+    certified, notes = batch.certified, batch.notes
+    if certified.any() and batch.loss > _WRONG_WEIGHT and not bool((batch.evidence[..., 0] == POOLED).any()):
+        certified, cells = torch.zeros_like(certified), None if cells is None else torch.zeros_like(cells)
+        note = f"nothing is certified, because the whole batch leaves a matching loss of {batch.loss:.1e}"
     return Reconstruction(
         attack="tabular",
-        inputs=inputs,
-        labels=labels,
-        loss=loss,
-        confidence=cells.double().prod(1).float(),
-        cells=cells,
+        inputs=batch.inputs,
+        labels=batch.labels,
+        loss=batch.loss,
+        score=order_of(batch.evidence),
+        cells=None if cells is None else cells.float(),
+        event=EVENT if cells is not None else "",
         certified=certified,
-        label_counts=torch.bincount(labels, minlength=knowledge.classes),
-        notes=notes,
+        label_counts=torch.bincount(batch.labels, minlength=knowledge.classes),
+        notes=(*notes, note),
     )

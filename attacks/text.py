@@ -201,7 +201,7 @@ def _verified(
         inputs=batch.inputs,
         labels=batch.labels,
         loss=apart if clipped else matching_loss(observation, batch.inputs, batch.labels),
-        confidence=torch.ones(len(batch.inputs)) if certain else batch.sure,
+        score=torch.ones(len(batch.inputs)) if certain else batch.sure,
         certified=torch.full((len(batch.inputs),), certain),
         label_counts=torch.bincount(batch.labels.flatten(), minlength=knowledge.classes),
         notes=tuple(notes),

@@ -33,9 +33,10 @@ from fedsim.training import LocalWork
 TABLEAK = {8: "100.0% in 261 s", 16: "89.3% in 244 s", 32: "79.7% in 288 s", 64: "74.4% in 131 s"}
 
 
-def network(data: Dataset, hidden: tuple[int, ...], steps: int, seed: int) -> nn.Module:
+def network(data: Dataset, hidden: tuple[int, ...], steps: int, seed: int, activation: str = "relu") -> nn.Module:
     """An MLP after `steps` steps of SGD with batches of 64."""
-    model = build_model(MlpModel(name="mlp", hidden=hidden), tuple(data.x_train.shape[1:]), data.classes, seed)
+    spec = MlpModel.model_validate({"name": "mlp", "hidden": hidden, "activation": activation})
+    model = build_model(spec, tuple(data.x_train.shape[1:]), data.classes, seed)
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(steps):

@@ -25,12 +25,12 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 if TYPE_CHECKING:
-    from fedsim.federation.plan import Plan, plan
+    from fedsim.federation.plan import Plan
     from fedsim.federation.run import Run, open_run
     from fedsim.privacy import PrivacyClaim
     from fedsim.scenario import Scenario
     from fedsim.scenario_file import load_scenario
-    from fedsim.session import attack, resume, run
+    from fedsim.session import attack, plan, resume, run
 
 __version__ = metadata.version("fedsim")
 __all__ = ["Plan", "PrivacyClaim", "Run", "Scenario", "attack", "load_scenario", "open_run", "plan", "resume", "run"]
@@ -43,7 +43,7 @@ _HOMES = {
     "attack": "fedsim.session",
     "load_scenario": "fedsim.scenario_file",
     "open_run": "fedsim.federation.run",
-    "plan": "fedsim.federation.plan",
+    "plan": "fedsim.session",
     "resume": "fedsim.session",
     "run": "fedsim.session",
 }

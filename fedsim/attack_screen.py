@@ -20,21 +20,34 @@ def showing_attacks(*, quiet: bool) -> AbstractContextManager[Progress]:
     """What to call before and after each update is attacked: a bar on a terminal, a line anywhere else."""
 
     def step(report: AttackReport) -> Step:
-        done = report.number - (report.found is None)
+        done = report.number - (not report.done)
         return Step(f"attack {report.attack} on {report.observation}", done, report.of)
 
     def line(report: AttackReport) -> str | None:
-        return attack_line(report) if report.found is not None else None
+        return attack_line(report) if report.done else None
 
     return showing(step, line, quiet=quiet, first=Step("attack", 0, None))
 
 
 def attack_line(report: AttackReport) -> str:
-    """An attacked update as `name=value` pairs."""
+    """An attacked update as `name=value` pairs: how much of it is right, where the truth is known."""
     loss = "" if report.loss is None else f" loss={report.loss:.3g}"
     name = json.dumps(report.attack) if " " in report.attack else report.attack
     which = f"attack={name} update={report.observation} number={report.number} of={report.of}"
-    return f"{which} found={report.found}{loss}"
+    return f"{which} {_outcome(report)}{loss}"
+
+
+def _outcome(report: AttackReport) -> str:
+    score = report.score
+    if report.error:
+        return f"error={json.dumps(report.error, ensure_ascii=False)}"
+    if score is None:
+        return f"returned={report.returned}"
+    labels = "" if score.label_accuracy is None else f" labels_right={score.label_accuracy:.3g}"
+    if not report.returned and labels:  # labels are all that was asked for
+        return f"examples={score.originals}{labels}"
+    right, exact = score.right.right, score.exact.right
+    return f"returned={report.returned} examples={score.originals} right={right} exact={exact}{labels}"
 
 
 def attack_rows(run: Run, names: set[str] | None = None) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, sc
 from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError, RunError
+from fedsim.federation.checksums import check_file, note_files
 from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
 from fedsim.federation.run import Run
@@ -47,9 +48,13 @@ class AttackReport:
     number: int
     of: int
     observation: str
-    found: int | None = None
+    done: bool = False
+    returned: int = 0
+    """Items that the attack gave back, right or wrong."""
     loss: float | None = None
-    sentence: str = ""
+    score: ReconstructionScore | None = None
+    """How good they are, where the truth is known."""
+    error: str = ""
 
 
 Progress = Callable[[AttackReport], None]
@@ -92,8 +97,8 @@ def _place(folder: Path, settings: dict[str, Any]) -> tuple[Path, bool]:
     taken = sorted(folder.glob("[0-9][0-9][0-9]-*.json")) if folder.is_dir() else []
     for path in taken:
         try:
-            same = json.loads(path.read_text())["settings"] == settings
-        except (ValueError, TypeError, KeyError) as error:
+            same = json.loads(path.read_bytes())["settings"] == settings
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: it is not the result of an attack; remove it and attack again"
             ) from error
@@ -125,7 +130,8 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
         for case, result in zip(some, _results(settings, some, scenario.seed), strict=True):
             entry = _entry(battle, settings, case, result, found, truth)
             entries.append(entry)
-            outcome = (entry["found"], entry["loss"], _sentence(entry))
+            measured = ReconstructionScore.from_dict(entry["score"]) if entry["score"] else None
+            outcome = (True, entry["found"], entry["loss"], measured, entry["error"] or "")
             progress(AttackReport(called, len(entries), len(cases), case.key, *outcome))
     if all(entry["error"] for entry in entries):
         raise AttackError(f"{settings.name} cannot be played on this run: {entries[0]['error']}")
@@ -145,6 +151,7 @@ def _play(battle: Battle, settings: AttackSection, path: Path, progress: Progres
     if truth:
         _save(truth_path, truth)
     write_json(path, document)
+    note_files(run.path, (path, path.with_suffix(".safetensors"), truth_path))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,13 +194,25 @@ def _results(settings: AttackSection, cases: Sequence[Case], seed: int) -> list[
         if isinstance(settings, FedAvgAttack):
             from fedsim.attacks.fedavg import fedavg_clients
 
-            return list(fedavg_clients([(case.observations, case.knowledge) for case in cases], settings, seed=seed))
-        first = cases[0]
-        return [attack_named(settings.name)(first.observations[0], first.knowledge, settings, seed=seed)]
+            pairs = [(case.observations, case.knowledge) for case in cases]
+            found = list(fedavg_clients(pairs, settings, seed=seed))
+        else:
+            first = cases[0]
+            found = [attack_named(settings.name)(first.observations[0], first.knowledge, settings, seed=seed)]
+        return [_judged(settings, case, result, seed) for case, result in zip(cases, found, strict=True)]
     except AttackError as error:
         if len(cases) == 1:
             return [error]
         return [result for case in cases for result in _results(settings, [case], seed)]
+
+
+def _judged(settings: AttackSection, case: Case, result: Reconstruction, seed: int) -> Reconstruction:
+    """With a calibrated confidence of the images, or a note that there is none."""
+    from fedsim.attacks.shadow_images import judged
+
+    first, shadows = case.observations[0], getattr(settings, "shadows", 0)
+    attack = attack_named(settings.name)
+    return judged(attack, result, first, case.knowledge, settings, shadows=shadows, seed=seed)
 
 
 def _entry(
@@ -235,6 +254,7 @@ def _entry(
         "loss": result.loss if math.isfinite(result.loss) else None,
         "certified": int(result.certified.sum()) if result.certified is not None else None,
         "label_counts": result.label_counts.tolist() if result.label_counts is not None else None,
+        "event": result.event,
         "notes": list(result.notes),
         "tried": list(result.tried),
         "untried": list(result.untried),
@@ -263,6 +283,7 @@ def _true_rows(run: Run, observation: Observation, known: int) -> Tensor | None:
     path = run.path / "truth" / f"round-{observation.round:05d}.safetensors"
     if not path.is_file():
         return None
+    check_file(run.path, f"truth/{path.name}")
     wanted = None if observation.client is None else f"client-{observation.client}/rows"
     try:
         with safe_open(path, framework="pt") as tensors:
@@ -281,18 +302,14 @@ def _true_rows(run: Run, observation: Observation, known: int) -> Tensor | None:
 def _tensors(result: Reconstruction) -> dict[str, Tensor]:
     named = {
         "inputs": result.inputs,
+        "score": result.score,
         "confidence": result.confidence,
         "labels": result.labels,
         "cells": result.cells,
         "certified": result.certified.to(torch.uint8) if result.certified is not None else None,
+        "radius": result.radius,
     }
     return {name: tensor.detach().contiguous() for name, tensor in named.items() if tensor is not None}
-
-
-def _sentence(entry: dict[str, Any]) -> str:
-    if entry["error"]:
-        return str(entry["error"])
-    return ReconstructionScore.from_dict(entry["score"]).sentence() if entry["score"] else ""
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:

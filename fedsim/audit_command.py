@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from fedsim.errors import AuditError
 from fedsim.run_command import interruptible, locating
 
 if TYPE_CHECKING:
+    from fedsim.audit.blackbox.pairs import Pair
     from fedsim.audit.blackbox.search import Count
     from fedsim.federation.run import Run
+    from fedsim.scenario import AuditSection, Scenario
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -47,24 +50,43 @@ def audit_function(
         screen.show_json({**found, "report": str(written) if written else None})
     else:
         last = [("report", str(written) if written else "none; with --out FOLDER there is a page with figures")]
-        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict()), *last])
+        made = [("  the pair", verdict.check)] if verdict.check else []
+        screen.show_rows([(target, verdict.sentence()), *verdict_rows(verdict.to_dict()), *made, *last])
 
 
 def _keep(
     found: Mapping[str, Any], count: Count | None, options: Mapping[str, Any], out: Path, no_report: bool
 ) -> Path | None:
-    """Write audit.json, as of a run, and the report to a new folder; the path of the report."""
+    """Write the result, as that of a run, the pair counted on and the report to a new folder; the report's path."""
     from fedsim.audit.blackbox.tier_b import numbers_of
-    from fedsim.auditing import write_audits
+    from fedsim.audit.results import write_audit
 
     out.mkdir(parents=True, exist_ok=True)
     numbers = {} if count is None else numbers_of(count)
-    write_audits(out, found["target"], [{"kind": "mechanism", "settings": dict(options), **found, "numbers": numbers}])
+    result = {"kind": "mechanism", "settings": dict(options), **found, "numbers": numbers}
+    write_audit(out, found["target"], "mechanism", result)
+    if count is not None:
+        _keep_pair(count.pair, out / "pair.npz")
     if no_report:
         return None
     from fedsim.report import write_report
 
     return write_report(out)
+
+
+def _keep_pair(pair: Pair, path: Path) -> None:
+    """The two data sets as `first` and `second`, where they are arrays of numbers."""
+    import io
+
+    import numpy as np
+
+    from fedsim.federation.folder import write_durably
+
+    parts = {"first": pair.first, "second": pair.second}
+    if all(isinstance(part, np.ndarray) and part.dtype.kind in "fiub" for part in parts.values()):
+        content = io.BytesIO()
+        np.savez(content, **parts)
+        write_durably(path, content.getvalue())
 
 
 def open_target(
@@ -78,7 +100,7 @@ def open_target(
             f" --audit '{{kind: example-canaries, confidence: 0.99}}'"
         )
     if not Path(target).is_dir():
-        _check(target, [*overrides, *([_override(audits)] if audits else [])])
+        _check(target, overrides, [_override(audits)] if audits else [])
         return None
     if overrides or out is not None:
         raise AuditError(f"{target} is a run, which is over: leave --set and --out out, or audit its scenario")
@@ -87,17 +109,18 @@ def open_target(
     return fedsim.open_run(target)
 
 
-def _check(target: str, overrides: list[str]) -> None:
+def _check(target: str, given: Sequence[str], audits: list[str]) -> None:
     """Before a scenario is run: whether the audits that are asked for exist, and fit it."""
     from fedsim.scenario_file import load_scenario
 
-    scenario = load_scenario(target, overrides)
+    scenario = load_scenario(target, [*given, *audits])
     if not scenario.audit:
         return
     from fedsim.auditing import check_audits
     from fedsim.federation.plan import plan
 
-    with locating(target, overrides):
+    own = load_scenario(target, given) if audits else scenario
+    with _advising(target, own, scenario.audit, given), locating(target, [*given, *audits]):
         check_audits(plan(scenario), scenario.audit)
 
 
@@ -111,26 +134,43 @@ def _override(audits: Sequence[str]) -> str:
 
 
 def audit(run: Run, audits: Sequence[str], quiet: bool) -> list[dict[str, Any]]:
-    """Play audits on the scenario of a run; what is in its audit.json then."""
+    """Play audits on the scenario of a run; what they found."""
+    from fedsim.audit.results import read_audit
     from fedsim.audit_screen import showing_audits
-    from fedsim.auditing import audit_run, read_audits
+    from fedsim.auditing import audit_run
     from fedsim.scenario_file import load_scenario
 
     scenario = load_scenario(run.path / "scenario.yaml", [_override(audits)] if audits else [])
     how = f"audit it again with `fedsim audit {run.path}`"
-    with interruptible(how), showing_audits(quiet=quiet) as progress:
-        audit_run(run, scenario, progress=progress)
-    return read_audits(run.path)
+    with interruptible(how), _advising(run.path, run.scenario, scenario.audit), showing_audits(quiet=quiet) as progress:
+        files = audit_run(run, scenario, progress=progress)
+    return [result for file in files for result in read_audit(file)]
+
+
+@contextmanager
+def _advising(
+    target: Path | str, scenario: Scenario, audits: Sequence[AuditSection], given: Sequence[str] = ()
+) -> Iterator[None]:
+    """Add to the refusal of audits a command that works."""
+    try:
+        yield
+    except AuditError as error:
+        from fedsim.remedies import instead
+
+        command = instead(target, scenario, audits, given)
+        raise AuditError(f"{error}; try `{command}`" if command else str(error)) from error
 
 
 def show(run: Run, audits: Sequence[Mapping[str, Any]], report: Path | None, as_json: bool) -> None:
     """What was found, for people or for programs."""
     from fedsim import screen
     from fedsim.audit_screen import audit_rows
+    from fedsim.remedies import settling
 
+    commands = settling(run.path, run.scenario, audits)
     if as_json:
         document = {"folder": str(run.path), "report": str(report) if report else None, "audits": list(audits)}
-        screen.show_json(document)
+        screen.show_json({**document, "settled_by": commands})
     else:
         last = [("folder", str(run.path)), *([("report", str(report))] if report else [])]
-        screen.show_rows([*audit_rows(audits), *last])
+        screen.show_rows([*audit_rows(audits), *(("to settle it", command) for command in commands), *last])

@@ -38,8 +38,25 @@ def audit_rows(audits: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         game = audit["settings"].get("game")
         name = f"game {game}" if game else str(audit["kind"])
         rows.append((name, str(audit["sentence"])))
+        rows += game_rows(audit["numbers"]) if game else []
         rows += verdict_rows(audit["verdict"]) if audit["verdict"] else []
     return rows
+
+
+def game_rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the adversary looked at, and what it found where false alarms are rare."""
+    from fedsim.audit.playing.measures import Interval, RateAt
+
+    rates = [RateAt.from_dict(rate) for rate in numbers["rates"]]
+    weaker = [
+        (f"  as in {name}", f"the same trials, seen as in game {name}: AUC {Interval.from_dict(area)}")
+        for name, area in numbers["weaker"].items()
+    ]
+    return [
+        ("  looks at", numbers["looks_at"]),
+        *((f"  TPR at FPR {100 * rate.at:g}%", rate.sentence()) for rate in rates),
+        *weaker,
+    ]
 
 
 def verdict_rows(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Play the audits of a scenario, and write down what they found: RUN/audit.json.
+"""Play the audits of a scenario, and write down what they found: RUN/audits/001-NAME.json.
 
 An audit by canaries, or a game, trains models of its own: the transcript of a run has no canaries in it. So what is
 audited is the scenario of a run, by the code that ran it, and not the luck of that run.
@@ -7,17 +7,15 @@ audited is the scenario of a run, by the code that ran it, and not the luck of t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fedsim
-from fedsim.errors import AuditError, RunError
+from fedsim.audit.results import check_room, write_audit
+from fedsim.errors import AuditError
 from fedsim.federation.client import local_work
-from fedsim.federation.folder import write_durably
-from fedsim.federation.plan import Plan
+from fedsim.federation.plan import Plan, plan
 from fedsim.federation.run import Run
 from fedsim.privacy.rounding import rounded_down, rounded_up
 from fedsim.scenario import (
@@ -30,7 +28,9 @@ from fedsim.scenario import (
     TranscriptAudit,
 )
 
-FILE = "audit.json"
+_LANGUAGE_GAMES: Sequence[AuditSection] = (GameAudit(kind="game", game="RC-Targ"),)
+_GAMES: Sequence[AuditSection] = (GameAudit(kind="game", game="MI"), GameAudit(kind="game", game="DPD"))
+"""What an ordinary adversary sees of an ordinary row, and all that there is to be seen of the worst one."""
 
 
 @dataclass(frozen=True)
@@ -48,35 +48,16 @@ class AuditReport:
 Progress = Callable[[AuditReport], None]
 
 
-def audit_run(run: Run, scenario: Scenario | None = None, *, progress: Progress | None = None) -> Path:
-    """Play audits on the scenario of a run, and write the results to its folder; those of an earlier time are replaced.
+def audit_run(run: Run, scenario: Scenario | None = None, *, progress: Progress | None = None) -> list[Path]:
+    """Play audits on the scenario of a run, and write the results to its folder, beside those of other audits.
 
-    The audits are those of `scenario`, by default the run's own; where there are none, those that fit its claim.
+    The audits are those of `scenario`, by default the run's own; where there are none, those that fit its claim. The
+    files are in the order of the audits.
     """
     scenario = scenario or run.scenario
-    return write_audits(run.path, scenario.name, audit_scenario(scenario, run=run, progress=progress))
-
-
-def write_audits(folder: Path, name: str, audits: Sequence[Mapping[str, Any]]) -> Path:
-    """Write what audits found to a folder, whole or not at all."""
-    path = folder / FILE
-    if path.exists() and not path.is_file():
-        raise RunError(f"{path} is in the way: results are written to a file of that name; move it away")
-    document = {"fedsim": fedsim.__version__, "scenario": name, "audits": list(audits)}
-    write_durably(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
-    return path
-
-
-def read_audits(folder: Path) -> list[dict[str, Any]]:
-    """The results in a run's folder; none where it was not audited."""
-    path = folder / FILE
-    if not path.is_file():
-        return []
-    try:
-        audits: list[dict[str, Any]] = json.loads(path.read_text())["audits"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is damaged: it is not the result of an audit; remove it and audit again") from error
-    return audits
+    check_room(run.path)
+    results = audits_of(scenario, run=run, progress=progress)
+    return [write_audit(run.path, scenario.name, name, result) for name, result in results]
 
 
 def audit_scenario(
@@ -86,8 +67,14 @@ def audit_scenario(
 
     `run` is for those that look at a transcript.
     """
+    return [result for _, result in audits_of(scenario, run=run, progress=progress)]
+
+
+def audits_of(
+    scenario: Scenario, *, run: Run | None = None, progress: Progress | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the result of each audit, as soon as it is done."""
     sections = scenario.audit or fitting_audits(scenario)
-    results = []
     for number, section in enumerate(sections, start=1):
         name = section.game if isinstance(section, GameAudit) else section.kind
 
@@ -96,16 +83,16 @@ def audit_scenario(
                 progress(AuditReport(name, number, len(sections), done, total))
 
         result = _play(scenario, section, show, run)
-        results.append({"kind": section.kind, "settings": section.model_dump(mode="json"), **result})
+        yield name, {"kind": section.kind, "settings": section.model_dump(mode="json"), **result}
         if progress is not None:
             progress(AuditReport(name, number, len(sections), 1, 1, result["sentence"]))
-    return results
 
 
 def check_audits(planned: Plan, audits: Sequence[AuditSection]) -> None:
     """An AuditError for what cannot be audited in a scenario, before it is run."""
     from fedsim.audit.evidence.clients import client_canaries
     from fedsim.audit.evidence.federated import audited_claim, audited_clients, example_canaries
+    from fedsim.audit.playing.arena import Arena
 
     for section in audits:
         try:
@@ -116,20 +103,27 @@ def check_audits(planned: Plan, audits: Sequence[AuditSection]) -> None:
             elif isinstance(section, TranscriptAudit):
                 work = local_work(planned.scenario, planned.noise.example or 0.0)
                 audited_clients(planned, audited_claim(planned, "example"), work)
+            elif isinstance(section, GameAudit):
+                Arena.of(planned.scenario, 0).check(section.game)
         except AuditError as error:
-            raise AuditError(f"audit {section.kind}: {error}") from error
+            name = section.game if isinstance(section, GameAudit) else section.kind
+            raise AuditError(f"audit {name}: {error}") from error
 
 
 def fitting_audits(scenario: Scenario) -> Sequence[AuditSection]:
-    """What a scenario without audits of its own is audited by: canaries where they can be, else a game."""
-    defence, found = scenario.defence, []
-    one_step = scenario.strategy.name == "fedsgd" or scenario.client.steps == 1
-    if defence.example_dp is not None and defence.example_dp.batches == "poisson" and one_step:
-        found.append(ExampleCanaries(kind="example-canaries"))
-    fixed = defence.client_dp is not None and defence.client_dp.adaptive is None
-    if fixed and defence.client_dp is not None and defence.client_dp.noise == "gaussian":
-        return (*found, ClientCanaries(kind="client-canaries"))
-    return found or (GameAudit(kind="game", game="RC-Targ" if scenario.is_text else "MI"),)
+    """What a scenario without audits of its own is audited by: canaries where there can be, else games."""
+    canaries: list[AuditSection] = [ExampleCanaries(kind="example-canaries"), ClientCanaries(kind="client-canaries")]
+    games = _LANGUAGE_GAMES if scenario.is_text else _GAMES
+    planned = plan(scenario)
+    return [one for one in canaries if _fits(planned, one)] or [one for one in games if _fits(planned, one)] or games
+
+
+def _fits(planned: Plan, section: AuditSection) -> bool:
+    try:
+        check_audits(planned, [section])
+    except AuditError:
+        return False
+    return True
 
 
 def _play(

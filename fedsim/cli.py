@@ -8,6 +8,8 @@ takes long to import (torch, flwr) is imported by the command that needs it.
 from __future__ import annotations
 
 import errno
+import inspect
+import logging
 import re
 import shlex
 import signal
@@ -18,14 +20,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 import click
 import typer
 
 from fedsim import output, run_command
 from fedsim.deploy.commands import app as deploy_app
-from fedsim.errors import FedsimError, InterruptedCommandError, ScenarioError
+from fedsim.errors import FedsimError, InterruptedCommandError, ScenarioError, printable
 
 app = typer.Typer(
     help="Simulate a federation, play its malicious server, and audit what its privacy claim is worth.",
@@ -53,18 +55,48 @@ INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 
 
+def command() -> click.Group:
+    """The program as a click command, with the help of arguments, which typer 0.20 loses with click 8.4 and later."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    for child in _leaves(root):
+        hints = get_type_hints(inspect.unwrap(child.callback), include_extras=True) if child.callback else {}
+        for parameter in child.params:
+            if isinstance(parameter, typer.core.TyperArgument):
+                parameter.help = hints[str(parameter.name)].__metadata__[0].help
+    return root
+
+
+def _leaves(group: click.Group) -> Iterator[click.Command]:
+    for child in group.commands.values():
+        yield from _leaves(child) if isinstance(child, click.Group) else [child]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if strange := next((word for word in words if "\0" in word), None):
+        return run_command.fail(
+            f"the argument {strange!r} holds a zero byte, which no path and no value has; remove it"
+        )
+    if logging.lastResort is not None:  # where warnings go that nobody set up a handler for
+        logging.lastResort.setFormatter(_Plain())
     with output.guarded() as written:
         code = _run(words)
     return run_command.fail(written.complaint) if written and written.complaint and code == 0 else code
 
 
+class _Plain(logging.Formatter):
+    """Log lines as a terminal may show them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def _run(words: Sequence[str]) -> int:
     try:
         with _terminated_as_interrupted():
-            result = app(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
+            result = command().main(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
         if result == INTERRUPTED:  # typer's answer to Ctrl-C, without a word
             return run_command.fail("interrupted", INTERRUPTED)
         return result if isinstance(result, int) else 0
@@ -178,14 +210,44 @@ def submit(
     run(scenario, changed, out or path, None, as_json, no_report)
 
 
+@deploy_app.command("check")
+def check_policy(
+    scenario: ScenarioArgument,
+    policy: Annotated[Path, typer.Option(metavar="FILE", help="A client's policy.yaml.")],
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The deployment folder, for how many clients there are.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Examples that the client holds; by default the fewest it may.")
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Hold a scenario against a client's policy: what would be refused, spent and claimed. Nobody is asked."""
+    from fedsim import screen
+
+    loaded = run_command.of_deployment(scenario, overrides, deployment)
+    from fedsim.deploy.rehearsal import rehearse
+    from fedsim.federation.plan import plan
+
+    with run_command.locating(scenario, overrides):
+        planned = plan(loaded)
+    screen.show_rows(screen.rehearsal_rows(planned, *rehearse(planned, policy, rows)))
+
+
 @app.command()
-def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def check(
+    scenario: ScenarioArgument,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The deployment folder that it is to run on.")
+    ] = None,
+) -> None:
     """Say what would run, how long it may take, and the privacy it will have spent. Nothing is written."""
     begun = time.perf_counter()
-    from fedsim.scenario_file import load_scenario
-
-    loaded = load_scenario(scenario, overrides or ())
+    loaded = run_command.of_deployment(scenario, overrides, deployment)
     from fedsim import screen
+    from fedsim.attack_time import attack_seconds
     from fedsim.federation.plan import estimate_seconds, plan
 
     with run_command.locating(scenario, overrides):
@@ -196,10 +258,11 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None, as_json: Json
             check_audits(planned, loaded.audit)
         seconds = time.perf_counter() - begun  # a run has to start up too
         seconds += estimate_seconds(planned)
+        attacked = attack_seconds(planned, loaded.attacks)
     if as_json:
-        screen.show_json(screen.plan_document(planned, seconds))
+        screen.show_json(screen.plan_document(planned, seconds, attacked))
     else:
-        screen.show_rows(screen.plan_rows(planned, seconds))
+        screen.show_rows(screen.plan_rows(planned, seconds, attacked))
 
 
 @app.command()
@@ -215,7 +278,7 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write.")] = Path(
         raise ScenarioError(f"{file} is already there and is not overwritten; name another file") from None
     except OSError as error:
         raise ScenarioError(f"{file} cannot be written: {error.strerror}; name another file") from None
-    print(f"wrote {file}; try `fedsim check {shlex.quote(str(file))}`")
+    print(printable(f"wrote {file}; try `fedsim check {shlex.quote(str(file))}`"))
 
 
 @app.command()
@@ -316,7 +379,7 @@ def report(
     if as_json:
         screen.show_json({"report": str(path)})
     else:
-        print(path)
+        print(printable(str(path)))
 
 
 @app.command()

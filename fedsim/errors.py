@@ -5,6 +5,15 @@ Every error that a user can cause is a `FedsimError`. Its message is one sentenc
 the remedy; the command line prints that sentence and exits with code 2, without a traceback.
 """
 
+from __future__ import annotations
+
+import json
+import re
+
+_UNSEEN = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
 
 class FedsimError(Exception):
     """Base of every error that a user can cause and mend."""
@@ -57,3 +66,26 @@ class PolicyError(FedsimError):
 def counted(number: int, noun: str) -> str:
     """`1 row`, `2,000 rows`: as messages for people have it."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 24 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.0f} TB" if count >= 100 else f"{count:.3g} TB"
+
+
+def printable(text: str) -> str:
+    r"""The text as a terminal may show it: nothing in it can move the cursor, or reverse or hide letters.
+
+    Control characters (except line ends), those that set the direction of text, and those that have no width are
+    written as their escapes, `\x1b`, `\u202e`: a message may echo what anybody wrote into a file.
+    """
+    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def printable_json(text: str) -> str:
+    """The same for a JSON document, whose value stays as it is."""
+    return _UNSEEN.sub(lambda found: json.dumps(found.group())[1:-1], text)

@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from fedsim.errors import printable
+
 Report = TypeVar("Report")
 
 
@@ -38,7 +40,7 @@ def showing(
     elif quiet:
         yield lambda report: None
     else:
-        yield lambda report: print(said, flush=True) if (said := line(report)) is not None else None
+        yield lambda report: print(printable(said), flush=True) if (said := line(report)) is not None else None
 
 
 @contextmanager
@@ -50,7 +52,7 @@ def _bar(errors: Console, first: Step) -> Iterator[Callable[[Step], None]]:
         task = bar.add_task(escape(first.words), total=first.total, completed=first.done, news="")
 
         def move(now: Step) -> None:
-            words, news = escape(now.words), escape(now.news)
+            words, news = escape(printable(now.words)), escape(printable(now.news))
             bar.update(task, description=words, completed=now.done, total=now.total, news=news)
 
         yield move

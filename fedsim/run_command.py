@@ -18,6 +18,7 @@ from fedsim.errors import (
     PrivacyError,
     RunError,
     ScenarioError,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -70,6 +71,19 @@ def start(name: str | None, overrides: list[str] | None, out: Path | None, quiet
                 raise _interrupted(path) from None
 
 
+def of_deployment(name: str, overrides: list[str] | None, folder: Path | None) -> Scenario:
+    """A scenario, as it would run on the deployment in a folder, if one is named."""
+    from fedsim.scenario_file import load_scenario
+
+    loaded = load_scenario(name, overrides or ())
+    if folder is None:
+        return loaded
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.submission import deployed_overrides
+
+    return load_scenario(name, [*(overrides or ()), *deployed_overrides(open_server(folder), loaded)])
+
+
 def go_on(name: str | None, overrides: list[str] | None, out: Path | None, folder: Path, quiet: bool) -> Run:
     """Go on with the run in a folder; whatever else was said is refused."""
     if name is not None or overrides or out is not None:
@@ -118,5 +132,5 @@ def _interrupted(folder: Path) -> InterruptedCommandError:
 
 def fail(sentence: str, code: int = 2) -> int:
     """Say what is wrong; the exit code."""
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {printable(sentence)}", file=sys.stderr)
     return code

@@ -135,7 +135,7 @@ def _plain(node: Node) -> str:
         item = expected(items) if sections(items) else _plain(resolve(items))
         return f"a list like [a, b], each {item}"
     bounds = [
-        f"{words} {node[key]:{',' if isinstance(node[key], int) else 'g'}}" if node[key] < 2**53 else "below 2**63"
+        f"{words} {node[key]:{',' if isinstance(node[key], int) else 'g'}}" if node[key] != 2**63 else "below 2**63"
         for key, words in (
             ("minimum", "of at least"),
             ("exclusiveMinimum", "above"),

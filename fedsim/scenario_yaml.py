@@ -2,8 +2,8 @@
 """The YAML of scenario files: read with the line of every field, written so that it reads back the same.
 
 Scalars follow YAML 1.2 (`1e-5` is a number, `no` is text, dates are text), because PyYAML's own YAML 1.1 rules turn
-fields into something else without a word. What a scenario has no use for (aliases, tags, several documents, the same
-key twice) is an error.
+fields into something else without a word. What a scenario has no use for (anchors, aliases, tags, several documents,
+the same key twice) is an error.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class _Loader(yaml.SafeLoader):
             raise _NotInAScenarioError(
                 problem="aliases (*name) are not supported; write the value out",
                 problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.anchor is not None:
+            raise _NotInAScenarioError(
+                problem=f"anchors (&{event.anchor}) are not supported; leave it out, and write values out",
+                problem_mark=event.start_mark,
             )
         return super().compose_node(parent, index)
 
@@ -144,9 +150,17 @@ def _value(loader: _Loader, node: yaml.Node, path: FieldPath, lines: dict[FieldP
 
 def _scalar(loader: _Loader, node: yaml.Node) -> Any:
     try:
+        if node.tag == "tag:yaml.org,2002:str":
+            # JSON writes what is beyond 16 bits as a pair of halves, which PyYAML leaves apart.
+            return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
         if node.tag != "tag:yaml.org,2002:int":
             return loader.construct_object(node)
         return int(node.value, 16 if node.value.startswith("0x") else 10)  # PyYAML would read 010 as 8
+    except UnicodeDecodeError:
+        raise _NotInAScenarioError(
+            problem=f"{node.value[:30]!r} holds half a character (a lone surrogate); write the whole character",
+            problem_mark=node.start_mark,
+        ) from None
     except ValueError:
         problem = f"{node.value[:30]} cannot be read as a number"
         raise _NotInAScenarioError(problem=problem, problem_mark=node.start_mark) from None

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.errors import counted
+from fedsim.errors import counted, printable, printable_json, size
 from fedsim.progress import Step, showing
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from fedsim.federation.run import Run
     from fedsim.federation.server import Progress, RoundReport
     from fedsim.privacy import PrivacyClaim
+    from fedsim.privacy.charges import Spent
     from fedsim.scenario import Scenario
 
 
 def show_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Names and what they stand for: in two columns on a terminal, elsewhere one line each, `name: value`."""
+    rows = [(printable(name), printable(value)) for name, value in rows]
     terminal = Console()
     if not terminal.is_terminal:
         print(*(f"{name}: {value}" for name, value in rows), sep="\n", flush=True)
@@ -47,12 +49,13 @@ def show_hint(text: str) -> None:
     """What to do next, for somebody at a terminal; programs that read the output do not need it."""
     terminal = Console()
     if terminal.is_terminal:
-        terminal.print(f"\n{escape(text)}", style="dim")
+        terminal.print(f"\n{escape(printable(text))}", style="dim")
 
 
 def show_json(document: Any) -> None:
     """One JSON document, and nothing else, on standard output."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(printable_json(text) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -167,10 +170,8 @@ def _claim_rows(claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
 # --- before a run ---------------------------------------------------------------------------------------------------
 
 
-def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
+def plan_document(plan: Plan, seconds: float, attacked: tuple[float, float]) -> dict[str, Any]:
     """What would run, for programs."""
-    from fedsim.federation.notes import notes
-
     return {
         "name": plan.scenario.name,
         "data": plan.dataset.name,
@@ -183,20 +184,21 @@ def plan_document(plan: Plan, seconds: float) -> dict[str, Any]:
         "strategy": plan.scenario.strategy.name,
         "rounds": plan.scenario.rounds,
         "steps_per_round": plan.steps_per_round,
-        "messages": messages(plan),
+        "messages": plan.messages,
         "transcript_bytes": plan.transcript_bytes,
+        "memory_bytes": plan.memory,
         "seconds": seconds,
-        "notes": notes(plan),
+        "attack_seconds": list(attacked),
+        "notes": plan.notes,
         "claims": [{**claim.to_dict(), "sentence": claim.sentence()} for claim in plan.claims],
     }
 
 
-def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
+def plan_rows(plan: Plan, seconds: float, attacked: tuple[float, float]) -> list[tuple[str, str]]:
     """What would run, for people."""
-    from fedsim.federation.notes import notes
-
     scenario, dataset = plan.scenario, plan.dataset
     shape = "x".join(map(str, dataset.x_train.shape[1:]))
+    later = _and_attacks(scenario, attacked)
     rows = f"{len(dataset.x_train):,} rows to train on, {len(dataset.x_test):,} held out"
     who = clients(plan.population, plan.cohort_size, scenario.cohort.sampling)
     steps = (
@@ -211,10 +213,22 @@ def plan_rows(plan: Plan, seconds: float) -> list[tuple[str, str]]:
         ("model", f"{scenario.model.name}, {plan.parameters:,} parameters"),
         ("training", f"{scenario.strategy.name}, {rounds(scenario)}, {steps} for a client in a round"),
         ("defence", _defence(plan)),
-        ("server sees", f"{messages(plan):,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
-        ("time", f"about {duration(seconds)} on this machine, some more for the report{_and_attacks(scenario)}"),
+        ("server sees", f"{plan.messages:,} messages, about {size(plan.transcript_bytes)} of them kept as tensors"),
+        ("memory", f"about {size(plan.memory)} beside the data and Python itself"),
+        ("time", f"about {duration(seconds)} on this machine, some more for the report{later}"),
         *_claim_rows(plan.claims),
-        *(("note", note) for note in notes(plan)),
+        *(("note", note) for note in plan.notes),
+    ]
+
+
+def rehearsal_rows(plan: Plan, taken: int, spent: Spent, claims: Sequence[PrivacyClaim]) -> list[tuple[str, str]]:
+    """What a client's policy makes of a run, for people."""
+    many = f"{counted(taken, 'round')} of {plan.scenario.rounds:,}, the most that one client is asked in"
+    return [
+        ("policy", f"allows it: {many}"),
+        ("the client", f"spends {spent} in this run"),
+        *_claim_rows(claims),
+        ("note", "the claim is that of a server all of whose clients are like this one, and answer in every round"),
     ]
 
 
@@ -223,10 +237,13 @@ def rounds(scenario: Scenario) -> str:
     return "1 round" if scenario.rounds == 1 else f"{scenario.rounds:,} rounds"
 
 
-def _and_attacks(scenario: Scenario) -> str:
-    """Attacks can take much longer than what they attack, and nobody knows before."""
-    count = len(scenario.attacks)
-    return f", and then {count} attack{'s' if count > 1 else ''}, which may take minutes" if count else ""
+def _and_attacks(scenario: Scenario, attacked: tuple[float, float]) -> str:
+    """Attacks may take much longer than what they attack."""
+    if not scenario.attacks:
+        return ""
+    low, high = (float(f"{max(1.0, end):.1g}") for end in attacked)
+    most = duration(high) if high > low else ""
+    return f", and then {duration(low)}{' to ' if most else ''}{most} for {counted(len(scenario.attacks), 'attack')}"
 
 
 def clients(population: int, cohort: float, sampling: str) -> str:
@@ -242,12 +259,6 @@ def clients(population: int, cohort: float, sampling: str) -> str:
     )
 
 
-def messages(plan: Plan) -> int:
-    """What passes the server: the model of each round, and an answer of each client, or one sum."""
-    sums = plan.scenario.defence.secure_aggregation
-    return sum(1 + (1 if sums else len(cohort)) for cohort in plan.cohorts)
-
-
 def _defence(plan: Plan) -> str:
     defence = plan.scenario.defence
     parts = list(dict.fromkeys(claim.mechanism for claim in plan.claims))
@@ -255,15 +266,6 @@ def _defence(plan: Plan) -> str:
     parts += [f"compression by {defence.compression.kind}"] if defence.compression else []
     parts += ["secure aggregation: the server sees sums only"] if defence.secure_aggregation else []
     return ", ".join(parts) or "none"
-
-
-def size(count: float) -> str:
-    """Bytes for people: 24 MB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def duration(seconds: float) -> str:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from fedsim.errors import RunError
 from fedsim.federation import run as federation
+from fedsim.federation.plan import Plan
+from fedsim.federation.plan import plan as plan_of
 from fedsim.federation.run import Run
 from fedsim.scenario import Scenario
-from fedsim.scenario_file import load_scenario
+from fedsim.scenario_file import dump_scenario, load_scenario, parse_scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,13 +40,27 @@ def resume(path: str | Path, *, progress: Progress | None = None) -> Run:
 def attack(attacked: Run | str | Path, attacks: Sequence[str] = (), *, overrides: Sequence[str] = ()) -> pd.DataFrame:
     """Play attacks on a run (or its folder): those named, or else those of its scenario; how each update fared.
 
-    `overrides` may grant other knowledge, as in "adversary.knows.labels=known".
+    The rows are of the attacks that were just played; `Run.attacks` has those of all. `overrides` may grant other
+    knowledge, as in "adversary.knows.labels=known".
     """
     from fedsim.attacking import attack_run
 
     target = attacked if isinstance(attacked, Run) else federation.open_run(attacked)
-    attack_run(target, with_attacks(target, attacks, overrides))
-    return target.attacks
+    played = {path.name for path in attack_run(target, with_attacks(target, attacks, overrides))}
+    table = target.attacks
+    return table[table["file"].isin(played)].reset_index(drop=True)
+
+
+def plan(scenario: Scenario | str | Path, *, overrides: Sequence[str] = ()) -> Plan:
+    """What `fedsim check` shows: what a scenario would run, and the privacy that it will have spent.
+
+    Nothing is written. `estimate_seconds` of it trains for a moment to say how long the run may take.
+    """
+    if not isinstance(scenario, Scenario):
+        scenario = load_scenario(scenario, overrides)
+    elif overrides:
+        scenario = parse_scenario(dump_scenario(scenario), "scenario", overrides)
+    return plan_of(scenario)
 
 
 def with_attacks(target: Run, attacks: Sequence[str], overrides: Sequence[str]) -> Scenario:

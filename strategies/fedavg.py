@@ -48,6 +48,8 @@ class Rules:
     clipping_norm: float = 1.0
     """That of the clients' DP-SGD."""
     least_replies: int = 1
+    largest_weight: float | None = None
+    """Of one client, as a multiple of the median of its round; None: no bound."""
 
 
 def _server_optimizer(
@@ -128,6 +130,7 @@ class FedAvg(Strategy):
         return Limits(
             largest_norm=largest_norm(self.model, noise),
             most_examples=rules.section.most_examples,
+            largest_weight=rules.largest_weight,
             weighting=rules.weighting,
             largest_bit=1.0 + 10.0 * adaptive.bit_noise if adaptive else 1.0,
             weighted=rules.secure_aggregation,

@@ -37,6 +37,8 @@ class Arrival:
     loss: float | None = None
     clients: int = 1
     bit: float | None = None
+    told_weight: float | None = None
+    """The weight that the client asked for, where it counts for less."""
 
     @property
     def row(self) -> Tensor:
@@ -60,6 +62,8 @@ class Limits:
 
     largest_norm: float = math.inf
     most_examples: int = 1_000_000
+    largest_weight: float | None = None
+    """Of a weight, as a multiple of the median of the round."""
     weighting: str | None = None
     largest_bit: float = math.inf
     weighted: bool = False
@@ -101,6 +105,7 @@ def read_replies(
             refused.append(Refusal(client, told(f"its reply cannot be read ({type(error).__name__}: {error})")))
     if not fitting:
         return [], refused, None
+    _bound_weights([numbers for _, _, numbers in fitting], limits)
     norms, total = norms_and_sum([row for _, row, _ in fitting], [numbers["weight"] for _, _, numbers in fitting])
     arrivals = []
     for (client, row, numbers), norm in zip(fitting, norms, strict=True):
@@ -112,6 +117,21 @@ def read_replies(
         else:
             arrivals.append(_arrival(client, row, numbers, norm))
     return arrivals, refused, total if len(arrivals) == len(fitting) else sum_of(arrivals)
+
+
+def _bound_weights(replies: Sequence[dict[str, float]], limits: Limits) -> None:
+    """Let nobody count for more than so many times the median; a weight that is reduced is kept beside it.
+
+    Of an even number the lower of the two in the middle is the median, so that one of two cannot raise it. Updates that
+    come multiplied by their weights are left as they are.
+    """
+    if limits.largest_weight is None or limits.summed or limits.weighted:
+        return
+    weights = sorted(numbers["weight"] for numbers in replies)
+    most = limits.largest_weight * weights[(len(weights) - 1) // 2]
+    for numbers in replies:
+        if numbers["weight"] > most:
+            numbers["told-weight"], numbers["weight"] = numbers["weight"], most
 
 
 def sum_of(arrivals: Sequence[Arrival]) -> Tensor | None:
@@ -223,6 +243,7 @@ def _arrival(client: int, update: Row, numbers: dict[str, float], norm: float) -
         loss=_finite(numbers, "train-loss"),
         clients=int(numbers["clients"]) if summed else 1,
         bit=_finite(numbers, "clip-bit"),
+        told_weight=numbers.get("told-weight"),
     )
 
 

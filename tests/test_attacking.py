@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedsim
-from fedsim.attacking import attack_run
+from fedsim.attack_screen import attack_line
+from fedsim.attacking import AttackReport, attack_run
 from fedsim.audit.reconstruction import ReconstructionScore
 from fedsim.cli import main
 from fedsim.errors import ScenarioError
@@ -60,7 +61,45 @@ def test_a_batch_comes_back_and_the_files_say_so(attacked: Run) -> None:
         paired = truth[f"{key}/inputs"][truth[f"{key}/assignment"]]
         torch.testing.assert_close(found[f"{key}/inputs"].float(), paired, atol=1e-4, rtol=0)
     table = attacked.attacks
-    assert list(table["found"]) == [6, 6]
+    for name in ("found", "right", "exact", "leaked", "certified", "certified_right", "originals"):
+        assert list(table[name]) == [6, 6]
+    for row, entry in zip(table.itertuples(), content["observations"], strict=True):
+        assert (row.psnr, row.ssim, row.mse) == tuple(entry["score"]["metrics"][m] for m in ("psnr", "ssim", "mse"))
+
+
+def test_an_attack_returns_what_it_has_just_tried(attacked: Run, tmp_path: Path) -> None:
+    shutil.copytree(attacked.path, tmp_path / "run")
+    before = (tmp_path / "run" / "attacks" / "001-exact.json").read_bytes()
+    table = fedsim.attack(tmp_path / "run", ["{name: labels, observations: 2}"])
+    assert list(table["attack"]) == ["labels", "labels"]
+    assert list(table.index) == [0, 1]
+    assert (table["label_accuracy"] == 1).all()
+    assert set(fedsim.open_run(tmp_path / "run").attacks["attack"]) == {"exact", "labels"}
+    assert (tmp_path / "run" / "attacks" / "001-exact.json").read_bytes() == before
+
+
+def test_progress_says_how_much_is_right_and_not_how_much_there_is(
+    attacked: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels are right though nothing was reconstructed; a reconstruction may be wrong, though it is all there."""
+    shutil.copytree(attacked.path, tmp_path / "run")
+    wrong = "{name: gradient-matching, observations: 1, iterations: 1, features: false, title: a first guess}"
+    assert main(["attack", str(tmp_path / "run"), "--attack", "labels", "--attack", wrong, "--no-report"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("attack=")]
+    assert not any("found=" in line for line in lines)
+    assert all(re.search(r" examples=6 labels_right=1( loss=\S+)?$", line) for line in lines[:-1])
+    assert 'attack="a first guess"' in lines[-1]
+    assert " returned=6 examples=6 right=0 exact=0" in lines[-1]
+
+
+def test_without_the_truth_progress_claims_nothing(attacked: Run, tmp_path: Path) -> None:
+    shutil.copytree(attacked.path, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "truth")
+    reports: list[AttackReport] = []
+    attack_run(fedsim.open_run(tmp_path / "run"), progress=reports.append)
+    assert [attack_line(report).split()[4] for report in reports if report.done] == ["returned=6", "returned=6"]
+    failed = AttackReport("exact", 1, 1, "round-1/sum", True, error="too many rows")
+    assert attack_line(failed).endswith('error="too many rows"')
 
 
 def test_the_truth_is_not_read_by_the_attack(attacked: Run, tmp_path: Path) -> None:
@@ -131,7 +170,10 @@ def test_the_command_line(attacked: Run, tmp_path: Path, capsys: pytest.CaptureF
     assert [entry["attack"] for entry in document["attacks"]] == ["closed-form"]
     assert main(["attack", str(copy)]) == 0
     out = capsys.readouterr().out
-    assert "attack=exact update=round-1/client-0 number=1 of=2 found=6" in out
+    assert (
+        "attack=exact update=round-1/client-0 number=1 of=2 returned=6 examples=6 right=6 exact=6 labels_right=1 loss="
+        in out
+    )
     assert re.search(
         r"^exact: .* behind 2 updates\? .*12 of 12 pictures recognisable, 12 near, 12 exact", out, re.MULTILINE
     )

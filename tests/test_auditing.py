@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedsim
-from fedsim.auditing import audit_run, audit_scenario, fitting_audits, read_audits
+from fedsim.audit.results import audit_paths, read_audits, write_audit
+from fedsim.auditing import audit_run, audit_scenario, fitting_audits
 from fedsim.cli import main
 from fedsim.errors import RunError
-from fedsim.scenario import Scenario
+from fedsim.report import read_run_files
+from fedsim.report.audit_files import read_audit_files
+from fedsim.scenario import GameAudit, Scenario
 
 SMALL = """
 name: small
@@ -28,6 +32,7 @@ defence: {example_dp: {noise_multiplier: 1.0}}
 audit: [{kind: example-canaries, canaries: 500}]
 seed: 1
 """
+HOMEWORK = Scenario.model_validate({"audit": [{"kind": "one-run-sum", "questions": ["Q2.1"], "repeats": 1}]})
 # Of seeds 0 to 339, 16 are called violated (4.7%, tests at 5%), 0 among them.
 
 
@@ -60,7 +65,50 @@ def test_a_scenario_is_run_and_audited(scenario: Path, tmp_path: Path, capsys: p
     assert len(audit["numbers"]["trade_off"]["fpr"]) > 20
     again = document(capsys, "audit", str(folder), "--audit", "{kind: game, game: DPD, trials: 40}", "--no-report")
     assert [entry["settings"]["game"] for entry in again["audits"]] == ["DPD"]
-    assert read_audits(folder) == again["audits"]
+    assert read_audits(folder) == [audit, *again["audits"]]
+
+
+def test_an_audit_deletes_no_other(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does going on with the run; the same audit again is the same bytes in the same file."""
+    folder = tmp_path / "run"
+    fedsim.run(scenario, out=folder)
+    games = [f"{{kind: game, game: {name}, trials: 20}}" for name in ("MI-Adv", "DPD", "MI-Adv")]
+    seen: list[dict[str, bytes]] = []
+    for game in games:
+        assert main(["audit", str(folder), "--audit", game, "--no-report"]) == 0
+        shown = capsys.readouterr().out
+        assert "game MI-Adv" in shown if "MI-Adv" in game else "game MI-Adv" not in shown
+        seen.append({path.name: path.read_bytes() for path in audit_paths(folder)})
+    assert list(seen[0]) == ["001-MI-Adv.json"]
+    assert list(seen[1]) == ["001-MI-Adv.json", "002-DPD.json"]
+    assert seen[2] == seen[1]
+    assert seen[1]["001-MI-Adv.json"] == seen[0]["001-MI-Adv.json"]
+    assert main(["run", "--resume", str(folder), "--no-report"]) == 0
+    assert {path.name: path.read_bytes() for path in audit_paths(folder)} == seen[2]
+    assert [audit.name for audit in read_run_files(folder).audits] == ["the game MI-Adv", "the game DPD"]
+
+
+def test_the_results_of_an_older_version_are_still_read(scenario: Path, tmp_path: Path) -> None:
+    run = fedsim.run(scenario, out=tmp_path / "run")
+    one, two = (run.scenario.model_copy(update={"audit": (GameAudit(kind="game", game=name, trials=20),)})
+                for name in ("SMI", "MI-Adv"))  # fmt: skip
+    (path,) = audit_run(run, one)
+    path.rename(run.path / "audit.json")  # the document is the same; it held all audits of a folder
+    audit_run(run, two)
+    assert (run.path / "audit.json").is_file()
+    assert [path.name for path in audit_paths(run.path)] == ["audit.json", "001-MI-Adv.json"]
+    assert [audit["settings"]["game"] for audit in read_audits(run.path)] == ["SMI", "MI-Adv"]
+    assert [audit.name for audit in read_audit_files(run.path)] == ["the game SMI", "the game MI-Adv"]
+
+
+def test_audits_keep_their_order_beyond_999(tmp_path: Path) -> None:
+    (tmp_path / "audits").mkdir()
+    for number in (1000, 999, 2):
+        (tmp_path / "audits" / f"{number:03d}-MI.json").write_text('{"audits": []}')
+    (tmp_path / "audits" / ".001-MI.json.tmp").write_text("half of it")
+    assert [path.name for path in audit_paths(tmp_path)] == ["002-MI.json", "999-MI.json", "1000-MI.json"]
+    written = write_audit(tmp_path, "a-name", "MI", {"settings": {}})
+    assert written.name == "1001-MI.json"
 
 
 def test_a_function_is_audited(
@@ -123,15 +171,19 @@ def test_the_homework_as_an_audit() -> None:
     assert json.dumps(result)
 
 
-def test_a_damaged_result_is_told(scenario: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{}", b"", b"\xff", b'{"audits": [1]}', b'{"audits": 5}', b"[]"])
+@pytest.mark.parametrize("name", ["audit.json", "audits/001-MI.json"])
+def test_a_damaged_result_is_told(name: str, content: bytes, scenario: Path, tmp_path: Path) -> None:
     run = fedsim.run(scenario, out=tmp_path / "run")
     assert read_audits(run.path) == []
-    (run.path / "audit.json").write_text("{}")
-    with pytest.raises(RunError, match="audit again"):
-        read_audits(run.path)
-    (run.path / "audit.json").unlink()
-    (run.path / "audit.json").mkdir()
+    damaged = run.path / name
+    damaged.parent.mkdir(exist_ok=True)
+    damaged.write_bytes(content)
+    for read in (read_audits, read_audit_files, lambda path: audit_run(run, HOMEWORK)):
+        with pytest.raises(RunError, match=f"{damaged.name} is damaged"):
+            read(run.path)
+    damaged.unlink()
+    shutil.rmtree(run.path / "audits", ignore_errors=True)
+    (run.path / "audits").write_text("")
     with pytest.raises(RunError, match="in the way"):
-        audit_run(
-            run, Scenario.model_validate({"audit": [{"kind": "one-run-sum", "questions": ["Q2.1"], "repeats": 1}]})
-        )
+        audit_run(run, HOMEWORK)

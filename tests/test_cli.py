@@ -198,6 +198,37 @@ def test_the_public_names_can_be_completed() -> None:
     assert {*package.__all__, "__version__"} <= {*dir(package)}
 
 
+def test_a_plan_is_what_check_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    import fedsim as package
+
+    shown = json.loads(fedsim(capsys, "check", "tiny.yaml", "--json"))
+    planned = package.plan("tiny.yaml")
+    assert isinstance(planned, package.Plan)
+    for name in ("population", "parameters", "steps_per_round", "messages", "transcript_bytes", "notes"):
+        assert getattr(planned, name) == shown[name]
+    assert package.plan("tiny.yaml", overrides=["rounds=1"]).messages == 4
+    assert package.plan(planned.scenario, overrides=["rounds=1"]).messages == 4
+    assert len(repr(planned)) < 200
+
+
+@pytest.mark.parametrize("name", ["tiny.yaml", "private.yaml"])
+def test_metrics_are_plain_columns_and_epsilon_is_never_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import fedsim as package
+
+    fedsim(capsys, "run", name, "--out", "run", "--no-report")
+    run = package.open_run("run")
+    table = run.metrics
+    assert not table.map(lambda cell: isinstance(cell, (list, dict))).any().any()
+    columns = [name for name in table if name.startswith("epsilon")]
+    assert len(columns) == len(run.claims)
+    for column, claim in zip(columns, run.claims, strict=True):
+        last = table.iloc[-1]
+        companions = [column.replace("epsilon", name) for name in ("delta", "unit", "adjacency", "observer")]
+        assert last[column] == pytest.approx(claim.epsilon)
+        assert [last[name] for name in companions] == [claim.delta, claim.unit, claim.adjacency, claim.observer]
+        assert table[column].isna().tolist() == [True, *[False] * run.scenario.rounds]
+
+
 def test_an_empty_ledger_says_that_nothing_was_charged(capsys: pytest.CaptureFixture[str]) -> None:
     from fedsim.privacy.ledger import Ledger
 

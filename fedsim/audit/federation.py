@@ -34,11 +34,11 @@ from fedsim.audit.estimators import (
 )
 from fedsim.audit.evidence.claim_tests import GUESSES, family_of, guess, p_values
 from fedsim.audit.evidence.federated import Evidence
-from fedsim.audit.verdict import POWER, Claim, Gap, Status, Verdict
+from fedsim.audit.verdict import POWER, Claim, DecidingTest, Gap, Verdict, decide, nothing_proved
 from fedsim.privacy import Mechanism, PrivacyClaim, smallest_noise
 from fedsim.privacy.accounting import account
 from fedsim.privacy.loss import FINE, ROUGH, Grid
-from fedsim.privacy.rounding import p_value_text, rounded_down
+from fedsim.privacy.rounding import rounded_down
 
 FACTOR = 2.0
 """What must be caught: a mechanism that spends so many times what it claims."""
@@ -61,7 +61,7 @@ class Finding:
         verdict, sure = self.verdict, f"{100 * self.verdict.confidence:g}% confidence"
         model = next(estimate for estimate in verdict.estimates if estimate.tier == "B")  # fixed: not the best of all
         gaussian = f"ε ≥ {rounded_down(model.lower)} if the noise is Gaussian (tier B)"
-        if verdict.estimates[0].tier == "A":
+        if self.numbers["canaries"]:
             free = f"ε ≥ {rounded_down(verdict.lower)} on curves of the claimed kind, without a model (tier A)"
             proved = f"one run with {verdict.trials:,} canaries proves {free} and {gaussian}"
             proved += f", at the same δ, each with {sure}"
@@ -73,30 +73,29 @@ class Finding:
 
 def judge(evidence: Evidence, confidence: float = 0.95, guess_share: float = GUESSES) -> Finding:
     """What the evidence proves about epsilon, and whether the claim survives it."""
-    claim = evidence.claim
+    claim, stated = evidence.claim, Claim.of(evidence.claim)
     correct, guesses = guess(evidence, guess_share)
     estimates = _estimates(evidence, correct, guesses, confidence)
     tests = p_values(evidence, guess_share)
-    test, smallest = min(tests.items(), key=lambda item: item[1])
-    p_value = min(1.0, _TESTS * smallest)
+    name, smallest = min(tests.items(), key=lambda item: item[1])
     further, error = _further(claim), (1 - confidence) / _TESTS
     power = _power(evidence, error, further)
-    status: Status = "violated" if p_value <= 1 - confidence else "consistent" if power >= POWER else "inconclusive"
-    verdict = Verdict(
-        status=status,
-        claim=Claim.of(claim),
-        estimates=tuple(estimates),
-        p_value=p_value,
+    needed = _needed(evidence, error, further) if power < POWER else None
+    verdict = decide(
+        stated,
+        estimates,
+        min(1.0, _TESTS * smallest),
         confidence=confidence,
-        reason=_reason(status, test, p_value, power, evidence),
         power=power,
         factor=FACTOR,
-        trials=len(evidence.included) or len(evidence.scores_in) + len(evidence.scores_out),
+        trials=_looked_at(evidence),
         gap=_gap(evidence, estimates),
-        settle="" if status != "inconclusive" else _settle(evidence, error, further),
+        settle=_settle(evidence, needed) if needed is not None else "",
         evidence=f"{correct} of {guesses} guesses about {len(evidence.included)} canaries right" if guesses else "",
+        test=DecidingTest(name, "A" if name == "one run" else "B", of="releases"),
+        refuted_by=_seen(name, evidence),
     )
-    return Finding(verdict, _numbers(evidence, tests, correct, guesses))
+    return Finding(verdict, {**_numbers(evidence, tests, correct, guesses), "needed": needed})
 
 
 def _one_run(correct: int, guesses: int, canaries: int, claim: PrivacyClaim, confidence: float) -> Estimate:
@@ -120,9 +119,10 @@ def _estimates(evidence: Evidence, correct: int, guesses: int, confidence: float
         epsilon_per_step(*seen, rate, steps, delta, confidence, participations=chances),
         epsilon_per_step(*seen, rate, steps, delta, confidence, participations=chances, method="clopper-pearson"),
     ]
-    if count:
-        free = epsilon_one_run(correct, guesses, count, delta, confidence)
-        found = [_one_run(correct, guesses, count, claim, confidence), free, *found]
+    if not count:
+        return [nothing_proved(Claim.of(claim), confidence), *found]
+    free = epsilon_one_run(correct, guesses, count, delta, confidence)
+    found = [_one_run(correct, guesses, count, claim, confidence), free, *found]
     coins = (evidence.included & evidence.whole, ~evidence.included & evidence.whole)
     if claim.unit == "client" and min(coins[0].sum(), coins[1].sum()) > 2:
         found.append(one_shot_federated(evidence.totals[coins[0]], evidence.totals[coins[1]], delta, confidence))
@@ -155,9 +155,20 @@ def _power(evidence: Evidence, error: float, further: float) -> float:
     return float(ndtr(further / _unit(evidence) + ndtri(error / 2)))
 
 
-def _settle(evidence: Evidence, error: float, further: float) -> str:
+def _needed(evidence: Evidence, error: float, further: float) -> int:
+    """Canaries (of a transcript: updates) with which the per-step test finds `FACTOR` times the claim."""
     times = float((ndtri(POWER) - ndtri(error / 2)) / further * _unit(evidence)) ** 2
-    return f"About {times:.1f} times as many canaries, or rounds, would settle it."
+    return math.ceil(times * _looked_at(evidence))
+
+
+def _looked_at(evidence: Evidence) -> int:
+    """The number of canaries, or of updates of a transcript."""
+    return len(evidence.included) or len(evidence.scores_in) + len(evidence.scores_out)
+
+
+def _settle(evidence: Evidence, needed: int) -> str:
+    what = "canaries" if len(evidence.included) else "kept updates"
+    return f"About {needed:,} {what} in place of {_looked_at(evidence):,} would settle it."
 
 
 def _gap(evidence: Evidence, estimates: list[Estimate]) -> Gap:
@@ -171,18 +182,14 @@ def _gap(evidence: Evidence, estimates: list[Estimate]) -> Gap:
     return Gap(threat_model=claim.epsilon - point, score=best - estimates[0].lower, statistics=point - best)
 
 
-def _reason(status: Status, test: str, p_value: float, power: float, evidence: Evidence) -> str:
-    if status != "violated":
-        only = "" if status == "consistent" else " only"
-        caught = f"{rounded_down(power, 2)}{only}"
-        return f"A mechanism of {FACTOR:g} times the claimed ε would have been caught with probability {caught}."
-    told = {
+def _seen(test: str, evidence: Evidence) -> str:
+    """What a test has seen, if it rejects."""
+    return {
         "one run": "so many right guesses about who was in are refuted without a model of the scores (tier A)",
         "per step": "the canaries stand out of the noise further, or join more often, than claimed (tier B)",
         "per step, count": "the canaries are mistaken for noise more seldom than claimed (tier B)",
         "echo": f"noise follows from that of the round before (correlation {evidence.echo[0]:.3f}, tier B)",
     }[test]
-    return f"Were the claim true, this would happen with probability at most {p_value_text(p_value)}: {told}."
 
 
 def _numbers(evidence: Evidence, tests: dict[str, float], correct: int, guesses: int) -> dict[str, Any]:

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other people's defences, called as they are: Flower's `LocalDpMod` and central-DP strategy, Opacus's engine."""
+"""Other people's defences, called as they are: Flower's here, and Opacus's from `opacus_mechanisms`."""
 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.mechanism import Subject
+from fedsim.audit.opacus_mechanisms import opacus_dp_sgd
 from fedsim.audit.verdict import Claim
 from fedsim.privacy.gaussian import gaussian_epsilon
+
+__all__ = ["flower_central_dp", "flower_local_dp", "opacus_dp_sgd"]
 
 Floats = NDArray[np.float64]
 Rng = np.random.Generator
@@ -86,123 +87,114 @@ def flower_local_dp(*, doubled: bool = False, eps: float = 3.0, delta: float = 1
     return Subject(mechanism, claim, [pair], exact_epsilon=exact, trials=24_000)
 
 
-def flower_central_dp(*, weighted: bool = False, noise_multiplier: float = 1.0, delta: float = 1e-2) -> Subject:
+_CLIENTS = 10
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """The part of Flower's `Grid` that a strategy asks when it configures a round: who is connected."""
+
+    count: int
+
+    def get_node_ids(self) -> range:
+        """All of them."""
+        return range(1, self.count + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowerRound:
+    """One round of Flower's central DP with clipping norm 1, for ten clients whose replies are (weight, update)."""
+
+    noise_multiplier: float
+    target_delta: float | None = None
+    """Of the accountant of flwr[dp]; None: without an accountant."""
+
+    def __call__(self, rows: Floats, rng: Rng) -> Floats:
+        """The model after the round, from zero."""
+        np.random.seed(int(rng.integers(2**32)))  # noqa: NPY002 - the strategy draws from the global generator
+        with _quiet():
+            return self.aggregated(self.strategy(), rows)
+
+    def strategy(self) -> Any:
+        """A new one, with nothing spent."""
+        from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+        plain = FedAvg(fraction_evaluate=0.0)
+        if self.target_delta is None:
+            return DifferentialPrivacyServerSideFixedClipping(plain, self.noise_multiplier, 1.0, _CLIENTS)
+        from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
+
+        relation, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+        accountant = RdpAccountant(PrivacyConfig(self.target_delta, _CLIENTS, relation, sampling))
+        return DifferentialPrivacyServerSideFixedClipping(
+            plain, self.noise_multiplier, 1.0, _CLIENTS, accountant=accountant
+        )
+
+    def aggregated(self, strategy: Any, rows: Floats) -> Floats:
+        """Configure a round for ten clients, and aggregate the replies that came."""
+        from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+        from flwr.app.message_type import MessageType
+
+        strategy.configure_train(1, ArrayRecord([np.zeros(_WIDTH)]), ConfigRecord(), _Nodes(_CLIENTS))
+
+        def reply(node: int, row: Floats) -> Message:
+            content: dict[str, Any] = {
+                "arrays": ArrayRecord([row[1:]]),
+                "metrics": MetricRecord({"num-examples": int(row[0])}),
+            }
+            return Message(RecordDict(content), reply_to=Message(RecordDict(), node, MessageType.TRAIN))
+
+        arrays, _ = strategy.aggregate_train(1, [reply(node, row) for node, row in enumerate(rows, start=1)])
+        if arrays is None:
+            raise RuntimeError("the strategy released nothing")
+        return np.asarray(arrays.to_numpy_ndarrays()[0])
+
+    def accounted(self, rows: Floats) -> float:
+        """ε by the accountant after one round."""
+        with _quiet():
+            strategy = self.strategy()
+            self.aggregated(strategy, rows)
+        return float(strategy.privacy_spent().epsilon)
+
+
+def flower_central_dp(
+    *,
+    accounted: bool = False,
+    weighted: bool = False,
+    fewer: bool = False,
+    noise_multiplier: float = 1.0,
+    delta: float = 1e-2,
+) -> Subject:
     """Flower's `DifferentialPrivacyServerSideFixedClipping` around `FedAvg`, ten clients; a record is (weight, update).
 
     To remove a client is to make its update (nearly) zero: one of exactly zero makes Flower 1.41 divide by zero, and
-    the whole round fails. The noise is that of a mean over ten, σC/10, so that the claim is
-    that of one Gaussian release of σ. `weighted`: one client says that it has a thousand times more examples, as
-    FedAvg allows; its share of the mean is then not a tenth.
+    the whole round fails. The noise is that of a mean over ten, σC/10, so that the claim is that of one Gaussian
+    release of σ; with `accounted` it is what the strategy's own accountant (flwr[dp]) computes after one round.
+
+    `weighted`: one client says that it has a thousand times more examples, as FedAvg allows; its share of the mean is
+    then not a tenth. `fewer`: a removed client sends nothing. FedAvg then divides by nine, so that the mean of updates
+    that oppose the removed one moves by up to 2C/10. In both cases the accounted strategy releases nothing.
     """
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.app.message_type import MessageType
-    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
-
-    clients = 10
-    model = ArrayRecord([np.zeros(_WIDTH)])
-    strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), noise_multiplier, 1.0, clients)
-    strategy.current_arrays = model  # what configure_train sets when a round begins
-
-    def reply(node: int, row: Floats) -> Message:
-        content: dict[str, Any] = {
-            "arrays": ArrayRecord([row[1:]]),
-            "metrics": MetricRecord({"num-examples": int(row[0])}),
-        }
-        return Message(RecordDict(content), reply_to=Message(RecordDict(), node, MessageType.TRAIN))
-
-    def mechanism(rows: Floats, rng: Rng) -> Floats:
-        np.random.seed(int(rng.integers(2**32)))  # noqa: NPY002 - the strategy draws from the global generator
-        with _quiet():
-            arrays, _ = strategy.aggregate_train(1, [reply(node + 1, row) for node, row in enumerate(rows)])
-        if arrays is None:
-            raise RuntimeError("the strategy refused the replies")
-        return np.asarray(arrays.to_numpy_ndarrays()[0])
-
-    rest = np.zeros((clients, 1 + _WIDTH))
+    rest = np.zeros((_CLIENTS, 1 + _WIDTH))
     rest[:, 0] = 1
     rest[0, 0] = 1000 if weighted else 1
     rest[:, 2] = 1e-9
     first = rest.copy()
     first[0, 1] = 100.0
-    claim = Claim(gaussian_epsilon(noise_multiplier, delta), delta, unit="client")
     pair = (first, rest, "a client whose update is far beyond the clipping norm, or zero")
-    exact = gaussian_epsilon(noise_multiplier / (clients * 1000 / 1009 if weighted else 1), delta)
-    return Subject(mechanism, claim, [pair], exact_epsilon=exact, trials=16_000)
+    exact = gaussian_epsilon(noise_multiplier / (_CLIENTS * 1000 / 1009 if weighted else 1), delta)
+    if fewer:
+        first[1:, 1] = -100.0
+        pair = (first, first[1:].copy(), "a client that sends an update against the others', or nothing")
+        exact = gaussian_epsilon(noise_multiplier / 2, delta)
+    mechanism = FlowerRound(noise_multiplier, delta if accounted else None)
+    claimed = mechanism.accounted(_equal(first)) if accounted else gaussian_epsilon(noise_multiplier, delta)
+    claim = Claim(claimed, delta, unit="client")
+    return Subject(mechanism, claim, [pair], exact_epsilon=None if accounted and fewer else exact, trials=16_000)
 
 
-@dataclass(frozen=True, eq=False)
-class OpacusStep:
-    """One step of Opacus's `DPOptimizer` on a Poisson batch of its `DPDataLoader`, from zero weights."""
-
-    noise_multiplier: float
-    batch_size: int = 5
-
-    def __call__(self, records: Floats, rng: Rng) -> Floats:
-        """One step."""
-        return np.asarray(self.batch(records, rng, 1)[0])
-
-    def batch(self, records: Floats, rng: Rng, trials: int) -> Floats:
-        """So many steps of one engine; the weights are put back to zero after each, so that they are independent."""
-        import torch
-
-        torch.manual_seed(int(rng.integers(2**62)))
-        model, optimizer, loader, _ = _opacus(records, self.noise_multiplier, self.batch_size)
-        (weight,) = model.parameters()
-        rows: list[Floats] = []
-        while len(rows) < trials:
-            for x, y in loader:
-                _step(model, optimizer, x, y)
-                rows.append(weight.detach().double().flatten().numpy().copy())
-                with torch.no_grad():
-                    weight.zero_()
-        return np.stack(rows[:trials])
-
-
-def _step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
-    import torch
-
-    optimizer.zero_grad()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook")  # its hooks, on inputs without gradients
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-
-
-def _opacus(records: Floats, noise_multiplier: float, batch_size: int) -> tuple[Any, Any, Any, Any]:
-    import torch
-    from opacus import PrivacyEngine
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x, y = torch.tensor(records[:, :-1], dtype=torch.float32), torch.tensor(records[:, -1]).long()
-    model = torch.nn.Linear(x.shape[1], 2, bias=False)
-    torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    loader: Any = DataLoader(TensorDataset(x, y), batch_size=batch_size)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that its randomness is not cryptographic
-        engine = PrivacyEngine(accountant="prv")
-        made = engine.make_private(
-            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=noise_multiplier, max_grad_norm=1.0
-        )
-    return (*made, engine)
-
-
-@cache
-def _opacus_claim(noise_multiplier: float, batch_size: int, delta: float) -> float:
-    """What its own accountant says after one step."""
-    model, optimizer, loader, engine = _opacus(np.zeros((10, 4)), noise_multiplier, batch_size)
-    _step(model, optimizer, *next(iter(loader)))
-    return float(engine.get_epsilon(delta))
-
-
-def opacus_dp_sgd(noise_multiplier: float = 0.8, delta: float = 1e-2) -> Subject:
-    """Opacus DP-SGD, one step of a tiny model; the claim is its PRV accountant's. To remove a record is to zero x."""
-    from fedsim.privacy.accounting import Mechanism, epsilon
-
-    rest = np.zeros((10, 4))
-    first = rest.copy()
-    first[0] = (100.0, 0.0, 0.0, 1.0)
-    claim = Claim(_opacus_claim(noise_multiplier, 5, delta), delta)
-    exact = epsilon(Mechanism("gaussian", noise_multiplier, "add/remove", "poisson", 0.5), 1, delta)
-    pair = (first, rest, "an example with a gradient far beyond the clipping norm, or none")
-    return Subject(OpacusStep(noise_multiplier), claim, [pair], exact_epsilon=exact, trials=16_000)
+def _equal(rows: Floats) -> Floats:
+    """The same updates with equal weights, without which the accountant refuses the round."""
+    equal = rows.copy()
+    equal[:, 0] = 1
+    return equal

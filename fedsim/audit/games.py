@@ -36,6 +36,8 @@ class Game:
     """What the adversary is asked."""
     source: str
     """The game's number in Salem et al. 2023."""
+    coin: float = 0.5
+    """The probability of the first of the two worlds."""
 
     @property
     def about(self) -> str:
@@ -51,7 +53,7 @@ GAMES: dict[GameName, Game] = {
     game.name: game
     for game in (
         Game("MI", _R, "random", "white box", _RECORD, "Was this row in the training data?", "Game 2"),
-        Game("MI-skew", _R, "random", "white box", _RECORD, "Was it, if few rows are members?", "Game 2"),
+        Game("MI-skew", _R, "random", "white box", _RECORD, "Was it, if few rows are members?", "Game 2", 0.1),
         Game("MI-BB", _R, "random", "black box", _RECORD, "Was it, told by the model's outputs only?", "Game 2"),
         Game("MI-Adv", _R, "adversary", "white box", _RECORD, "Was the row there that is easiest to see?", "Game 2"),
         Game("MI-Diff", _R, "random", "black box", _RECORD, "Was it, given how hard the row is anyway?", "Game 3"),
@@ -110,6 +112,7 @@ _RELATIONS = (
     Relation("MI-Adv", "DPD", True, "who picks all the data may draw it at random, and ignore what it need not see"),
     Relation("SMI", "DPD", True, "the two data sets are two that the adversary of DPD could have picked"),
     Relation("MI", "SMI", True, "on average over the data: some fixed data is at least as bad as random data"),
+    Relation("MI-skew", "MI", True, "how many rows are members changes neither of the two rates"),
     Relation("MI-BB", "MI", True, "the outputs of a model follow from its weights"),
     Relation("MI-Diff", "MI-BB", True, "knowing the difficulty is one way to play"),
     Relation("MI-SQ", "DPD", True, "the data is one that the adversary of DPD could have picked"),

@@ -20,7 +20,7 @@ import dataclasses
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 
 from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, power
-from fedsim.audit.blackbox.making import made_pairs
+from fedsim.audit.blackbox.making import Made, made_pairs
 from fedsim.audit.blackbox.pairs import Domain, Pair, as_pairs
 from fedsim.audit.blackbox.running import Mechanism, run, runs_on, seeded
 from fedsim.audit.blackbox.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
 from fedsim.audit.blackbox.tier_b import gap_of, model_based
+from fedsim.audit.blackbox.witness import recipe, witness
 from fedsim.audit.planner import fewest
 from fedsim.audit.verdict import LEAST, POWER, Claim, ClaimLike, Verdict, decide
 from fedsim.errors import AuditError
@@ -65,7 +66,7 @@ def audit_mechanism(
     trials: int | None = None,
     confidence: float = 0.95,
     seed: int = 0,
-    domain: Domain | tuple[float, float] | None = None,
+    domain: Domain | Collection[float] | None = None,
     like: Any = None,
     factor: float = 2.0,
     exact_floats: bool = False,
@@ -81,8 +82,11 @@ def audit_mechanism(
             100,000 and a million: 100,000 for ε = 1 at δ = 0, 190,000 at δ = 10⁻⁵.
         confidence: a true claim is refuted with probability at most 1 − confidence.
         seed: of everything random here. A mechanism with randomness of its own is seeded through numpy and torch.
-        domain: what numbers a record may hold, for made pairs; by default −1000 to 1000.
-        like: an example data set, for made pairs: its record shape and number of records are taken.
+        domain: what a record may hold, for made pairs: (low, high), a set of values, or a `Domain`. Within it a refusal
+            counts as an output. Without it numbers from −1000 to 1000 are invented, and a refusal of a record among
+            them is not held against the claim; the verdict is then `inconclusive` unless something else refutes it.
+        like: an example data set, for made pairs: records of that shape, as many as it has (and one fewer under
+            add/remove), its own among them. Without records, as np.zeros((0, 4)), it gives the shape only.
         factor: a mechanism this many times worse than claimed must be caught for the verdict `consistent`.
         exact_floats: also look at single bits: every ε-DP mechanism on plain floating-point numbers is then violated
             (Mironov 2012), which is true, and seldom the question.
@@ -115,12 +119,12 @@ def examine(
     audit = Audit(subject.mechanism, Claim.of(subject.claim), 1 - confidence, rng, exact_floats)
     # Data sets that a mechanism has not reckoned with (no record at all) make numpy warn, thousands of times.
     with seeded(seed), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        pairs, note = _pairs(subject, budget, rng)
-        count_in_stages(audit, search(audit, pairs, budget), budget)
-        if not audit.counts and not _always_the_same(audit, pairs):
+        made = _pairs(subject, budget, rng)
+        count_in_stages(audit, search(audit, made.pairs, budget), budget)
+        if not audit.counts and not _always_the_same(audit, made.pairs):
             return _unread(audit, factor), None
-    verdict = _verdict(audit, subject, budget, factor)
-    told = dataclasses.replace(verdict, reason=f"{verdict.reason} {note}".strip())
+    verdict = _verdict(audit, subject, budget, factor, made.question)
+    told = dataclasses.replace(verdict, reason=f"{verdict.reason} {made.note}".strip())
     return told, audit.best()[0] if audit.counts else None
 
 
@@ -128,7 +132,7 @@ def _subject(
     mechanism: Mechanism | Subject,
     claim: ClaimLike | None,
     pairs: Sequence[Any] | None,
-    domain: Domain | tuple[float, float] | None,
+    domain: Domain | Collection[float] | None,
     like: Any,
 ) -> Subject:
     if not isinstance(mechanism, Subject):
@@ -136,7 +140,7 @@ def _subject(
             raise AuditError("claim is missing; give a Claim(epsilon, delta), or a Subject that carries one")
         mechanism = Subject(mechanism, Claim.of(claim))
     given: dict[str, Any] = {"claim": Claim.of(claim) if claim else None, "pairs": pairs, "like": like}
-    given["domain"] = Domain(*domain) if isinstance(domain, tuple) else domain
+    given["domain"] = None if domain is None else Domain.of(domain)
     return dataclasses.replace(mechanism, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -169,11 +173,8 @@ def _unread(audit: Audit, factor: float) -> Verdict:
     )  # fmt: skip
 
 
-def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> tuple[list[Pair], str]:
-    """The given pairs, or made ones on which the mechanism gives an answer: as many as the runs are enough for.
-
-    The text says what the reader should know about them.
-    """
+def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> Made:
+    """The given pairs, or made ones on which the mechanism gives an answer: as many as the runs are enough for."""
     if subject.pairs is not None:
         given = as_pairs(subject.pairs)
         problems = [runs_on(subject.mechanism, pair, both=True) for pair in given]
@@ -181,19 +182,24 @@ def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> tuple[lis
             raise AuditError(
                 f"the mechanism answers on none of the given pairs ({problems[0]}); mend it or give others"
             )
-        return given, ""
+        return Made(given)
     most = max(24, min(_MOST, budget // _EACH))
-    return made_pairs(subject.mechanism, subject.claim.adjacency, subject.domain or Domain(), subject.like, most, rng)
+    made = made_pairs(subject.mechanism, subject.claim.adjacency, subject.domain, subject.like, most, rng)
+    sizes = {len(part) for pair in made.pairs for part in (pair.first, pair.second)}
+    if subject.like is None or len(sizes) > 2:
+        return made
+    tried = f"Only data sets of {' and '.join(map(str, sorted(sizes)))} records were tried, as in like."
+    return dataclasses.replace(made, note=f"{tried} {made.note}".strip())
 
 
-def _verdict(audit: Audit, subject: Subject, budget: int, factor: float) -> Verdict:
+def _verdict(audit: Audit, subject: Subject, budget: int, factor: float, question: str) -> Verdict:
     claim, confidence = audit.claim, 1 - audit.error
     caught = partial(_caught, claim, factor, audit.error)
     if not audit.counts:
         nothing = epsilon_distinguishing(0, 0, budget, claim.delta, confidence, method="exact test on fresh runs")
         return decide(
             claim, [nothing], 1.0, confidence=confidence, power=caught(budget), factor=factor, trials=audit.used,
-            evidence="all outputs are the same on all data sets",
+            evidence="all outputs are the same on all data sets", open_question=question,
         )  # fmt: skip
     count, bound = audit.best()
     lines, fitted = model_based(count, claim.delta, confidence, audit.error * count.share)
@@ -210,16 +216,21 @@ def _verdict(audit: Audit, subject: Subject, budget: int, factor: float) -> Verd
         gap=gap_of(count, bound.lower, claim, fitted, subject.exact_epsilon),
         settle=settle,
         evidence=_evidence(subject, count),
+        check=recipe(count.pair),
+        open_question=question,
     )
 
 
 def _evidence(subject: Subject, count: Count) -> str:
-    seen = f"{count.pair.name}: {count.event}: {count.correct} of {count.guesses} guesses right"
-    made = subject.pairs is None and subject.domain is None
-    if made and max(np.abs(part).max(initial=0.0) for part in (count.pair.first, count.pair.second)) > 1:
-        # A leak that needs large records is none where records cannot be large, which nobody has said.
-        return f"{seen}; give domain=(low, high) if records cannot be that large"
-    return seen
+    """The pair and the event; who has said that such data sets may occur, if anybody."""
+    seen = witness(count)
+    if subject.pairs is not None:
+        return seen
+    unsaid = [
+        *([] if subject.domain is not None else ["domain=(low, high) if records cannot be so"]),
+        *([] if subject.like is not None else ["like if the number of records is fixed"]),
+    ]
+    return f"{seen}. The auditor made up this pair; give {' and '.join(unsaid)}" if unsaid else seen
 
 
 def _caught(claim: Claim, factor: float, error: float, budget: int) -> float:

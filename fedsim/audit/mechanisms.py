@@ -43,8 +43,17 @@ def included() -> dict[str, Callable[[], Subject]]:
         "flower-local-dp-doubled": lambda: foreign.flower_local_dp(doubled=True),
         "flower-central-dp": foreign.flower_central_dp,
         "flower-central-dp-weighted": lambda: foreign.flower_central_dp(weighted=True),
+        "flower-central-dp-fewer": lambda: foreign.flower_central_dp(fewer=True),
+        "flower-central-dp-accounted": lambda: foreign.flower_central_dp(accounted=True),
+        "flower-central-dp-accounted-weighted": lambda: foreign.flower_central_dp(accounted=True, weighted=True),
+        "flower-central-dp-accounted-fewer": lambda: foreign.flower_central_dp(accounted=True, fewer=True),
         "opacus": foreign.opacus_dp_sgd,
+        "opacus-993-rows": lambda: foreign.opacus_dp_sgd(993, 32, width=10_000, delta=1e-5, trials=2000),
+        "opacus-101-rows": lambda: foreign.opacus_dp_sgd(101, 51),
+        "opacus-given-rate": lambda: foreign.opacus_dp_sgd(rate=0.5),
+        "opacus-same-size": lambda: foreign.opacus_dp_sgd(10, zeroed=True),
         "fedsim-examples": our_examples,
+        "fedsim-examples-fewer": our_examples_fewer,
         "fedsim-clients": our_clients,
     }
 
@@ -154,14 +163,37 @@ def ridge(residual: float = 1.0, rho: float = 0.05, delta: float = 1e-5) -> Subj
 def our_examples(noise_multiplier: float = 0.8, delta: float = 1e-2) -> Subject:
     """Our example-level DP-SGD: one step of `train_cohort` with Poisson batches, every trial a replica.
 
-    A record is (x, label). To remove one is to make its x zero, whose gradient is zero: their number is public.
+    A record is (x, label). To remove one is to make its x zero, whose gradient is zero: our claims say that the number
+    of rows is public.
     """
+    first = np.zeros((10, 4))
+    first[0] = (100.0, 0.0, 0.0, 1.0)
+    release = Mechanism("gaussian", noise_multiplier, "add/remove", "poisson", 0.5)
+    claim = Claim(epsilon(release, 1, delta), delta)
+    pair = (first, np.zeros((10, 4)), "an example with a gradient far beyond the clipping norm, or none")
+    return Subject(_our_step(5, noise_multiplier), claim, [pair], exact_epsilon=claim.epsilon, trials=20_000)
+
+
+def our_examples_fewer(noise_multiplier: float = 0.8, delta: float = 1e-2) -> Subject:
+    """The same on three rows or two with batches of two: what our claims do not promise, because they fix the number.
+
+    The sampling rate is 2/3 or 1, so that the row that comes also changes how often the others join. Claimed is the
+    larger ε of the two.
+    """
+    first = np.array([[100.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 1.0], [100.0, 0.0, 0.0, 1.0]])
+    release = Mechanism("gaussian", noise_multiplier, "add/remove")
+    claim = Claim(epsilon(release, 1, delta), delta)
+    pair = (first, first[1:], "an example against the others', or nothing: 3 rows or 2, batch size 2")
+    return Subject(_our_step(2, noise_multiplier), claim, [pair], trials=80_000)
+
+
+def _our_step(batch_size: int, noise_multiplier: float) -> Vectorised:
     from fedsim.randomness import ClientRandomness
     from fedsim.training.batches import ExampleClipping, LocalWork
     from fedsim.training.local import train_cohort
 
     model = torch.nn.Linear(3, 2, bias=False)
-    work = LocalWork("fedsgd", batch_size=5, example_dp=ExampleClipping(1.0, noise_multiplier, "poisson"))
+    work = LocalWork("fedsgd", batch_size=batch_size, example_dp=ExampleClipping(1.0, noise_multiplier, "poisson"))
 
     def many(records: Floats, rng: Rng, n: int) -> Any:
         x, y = torch.tensor(records[:, :-1], dtype=torch.float32), torch.tensor(records[:, -1]).long()
@@ -171,13 +203,7 @@ def our_examples(noise_multiplier: float = 0.8, delta: float = 1e-2) -> Subject:
         done = train_cohort(model, torch.zeros(6), x, y, [rows] * n, work, randomness)
         return done.updates.double().numpy()
 
-    rest, record = np.zeros((10, 4)), np.array([100.0, 0.0, 0.0, 1.0])
-    first = rest.copy()
-    first[0] = record
-    release = Mechanism("gaussian", noise_multiplier, "add/remove", "poisson", 0.5)
-    claim = Claim(epsilon(release, 1, delta), delta)
-    pair = (first, rest, "an example with a gradient far beyond the clipping norm, or none")
-    return Subject(Vectorised(many), claim, [pair], exact_epsilon=claim.epsilon, trials=20_000)
+    return Vectorised(many)
 
 
 def our_clients(noise_multiplier: float = 2.0, delta: float = 1e-2) -> Subject:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedsim.attacks.exact_certificate import in_words
 from fedsim.attacks.observation import Knowledge, Reconstruction
 from fedsim.audit.bounds import Kappa
 from fedsim.audit.scores.baseline import Baseline, best_guesses, stranger, within
@@ -54,7 +55,8 @@ class ItemScore:
     """Every pixel within half a grey level; every cell, every token the same."""
     leaked: bool
     """Right, where a stranger's best guess for this original is not."""
-    confidence: float
+    confidence: float | None
+    """A lower bound of the probability that it is right; None where the attack was not calibrated."""
     certified: bool
     label_right: bool | None
     metrics: Mapping[str, float]
@@ -121,8 +123,8 @@ class ReconstructionScore:
 
     @property
     def reliability(self) -> tuple[tuple[float, bool], ...]:
-        """(confidence, right) of every item."""
-        return tuple((item.confidence, item.right) for item in self.items)
+        """(confidence, right) of every item, where the attack was calibrated."""
+        return tuple((item.confidence, item.right) for item in self.items if item.confidence is not None)
 
     def sentence(self) -> str:
         """Did it work? For people."""
@@ -224,7 +226,7 @@ def score(
         second, by_class = reader(seen, known), best_guesses(stick, truth, labels, seen, known)
     shown = shown_by(stick, found, truth, pairs, labels, rivals, guesses, second, by_class)
     items = _items(reconstruction, labels, assignment, metrics, near, same, guessed, shown)
-    certain = certain_pairs(stick, found, truth, pairs)
+    certain = certain_pairs(stick, found, truth, pairs, _apart(reconstruction, originals), reconstruction.radius)
     sure = [place in certain for place, item in enumerate(items) if item.certified]
     return ReconstructionScore(
         attack=reconstruction.attack,
@@ -244,11 +246,24 @@ def score(
         baseline=baseline,
         comparisons=_compare(claims, items, len(truth), baseline, clients, client),
         cells=_cell_reliability(stick, reconstruction, found, truth, assignment),
-        certified_within=stick.certain_within,
+        certified_within=_certified_within(stick, reconstruction, knowledge),
         gallery=shown.gallery,
         luck=shown.luck,
         reader_accuracy=shown.reader_accuracy,
     )
+
+
+def _apart(reconstruction: Reconstruction, originals: Tensor) -> Tensor:
+    """(n, N): the largest difference in any value."""
+    items, truth = (each.detach().double().flatten(1) for each in (reconstruction.inputs, originals))
+    return torch.cdist(items, truth, p=math.inf)
+
+
+def _certified_within(stick: Yardstick, reconstruction: Reconstruction, knowledge: Knowledge) -> str:
+    sure, radius = reconstruction.certified, reconstruction.radius
+    if sure is None or radius is None or not sure.any():
+        return stick.certain_within
+    return f"every value within the radius of its certificate, at most {in_words(float(radius[sure].max()), knowledge)}"
 
 
 def _compare(
@@ -282,7 +297,7 @@ def _check(reconstruction: Reconstruction, originals: Tensor, knowledge: Knowled
                 f"{name} of {reconstruction.attack} have shape {tuple(tensor.shape)}, but an input has"
                 f" {knowledge.input_shape}; score what the attack was played on"
             )
-    for name in ("confidence", "labels", "cells", "certified"):
+    for name in ("score", "confidence", "labels", "cells", "certified", "radius"):
         value: Tensor | None = getattr(reconstruction, name)
         if value is not None and n and len(value) != n:
             raise AttackError(
@@ -303,14 +318,14 @@ def _items(
     guessed: Sequence[bool],
     shown: Shown,
 ) -> tuple[ItemScore, ...]:
-    mine, certified = reconstruction.labels, reconstruction.certified
+    mine, certified, sure = reconstruction.labels, reconstruction.certified, reconstruction.confidence
     return tuple(
         ItemScore(
             original=original,
             right=item in near,
             exact=item in same,
             leaked=item in near and not guessed[original],
-            confidence=float(reconstruction.confidence[item]),
+            confidence=None if sure is None else float(sure[item]),
             certified=bool(certified[item]) if certified is not None else False,
             label_right=bool((mine[item] == labels[original]).all()) if mine is not None and original >= 0 else None,
             metrics=metrics.get(item, {}),

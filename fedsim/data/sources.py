@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import as_file, files
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.data.archive import read_archive
 from fedsim.data.dataset import Array, Dataset, existing_file, from_arrays, there
 from fedsim.data.images import load_folder, pixels
 from fedsim.data.text import load_text
@@ -25,6 +24,8 @@ from fedsim.scenario.data import DescriptionsData
 if TYPE_CHECKING:
     from fedsim.scenario import DataSection
 
+_CLASSES = 1 << 24
+"""The most classes: a model has an output for each."""
 _Images = tuple[Array, Array, tuple[str, ...]]
 
 
@@ -125,6 +126,8 @@ def _npz(spec: NpzData, seed: int) -> Dataset:
     test = _part(arrays, "test", spec.path) if "x_test" in arrays else None
     if test is not None and test[0].shape[1:] != x.shape[1:]:
         raise DataError(f"data.path {spec.path} has x_train and x_test of different shapes")
+    if test is not None and "class_names" not in arrays:
+        _check_known(y, test[1], spec.path)
     groups, group_names = _clients(arrays, spec.path)
     return from_arrays(
         existing_file(spec.path).stem, "image" if x.dim() == 4 else "table", x, y, spec, seed,
@@ -135,26 +138,7 @@ def _npz(spec: NpzData, seed: int) -> Dataset:
 
 def _read_npz(spec: NpzData) -> dict[str, Array]:
     wanted = ("x_train", "y_train", "x_test", "y_test", "client_train", "client_names", "class_names")
-    file = existing_file(spec.path)
-    try:
-        with file.open("rb") as opened:
-            if opened.read(6) == b"\x93NUMPY":
-                raise DataError(
-                    f"data.path {spec.path} is a single array (.npy), where an archive of arrays (.npz) is needed;"
-                    " write one with np.savez(file, x_train=..., y_train=...)"
-                )
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files if key in wanted}
-    except ValueError as error:
-        if "Object arrays" in str(error):
-            raise DataError(
-                f"data.path {spec.path} holds Python objects, which are never loaded here because they can run code;"
-                " save it again with arrays of numbers"
-            ) from None
-        reason = "it is no NumPy archive" if "pickle" in str(error) else error
-        raise DataError(f"data.path {spec.path} cannot be read as .npz ({reason})") from None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError) as error:
-        raise DataError(f"data.path {spec.path} cannot be read as .npz ({error or type(error).__name__})") from None
+    return read_archive(existing_file(spec.path), wanted, f"data.path {spec.path}")
 
 
 def _part(arrays: dict[str, Array], part: str, path: str) -> tuple[Tensor, Tensor]:
@@ -163,6 +147,11 @@ def _part(arrays: dict[str, Array], part: str, path: str) -> tuple[Tensor, Tenso
         raise DataError(
             f"data.path {path}: y_{part} must hold class numbers from 0, one for each row, but is {y.dtype} of shape"
             f" {y.shape}" + (f" with {y.min()}" if y.dtype.kind == "i" and y.size and y.min() < 0 else "")
+        )
+    if y.size and int(y.max()) >= _CLASSES:
+        raise DataError(
+            f"data.path {path}: y_{part} has class {int(y.max())}, and there are at most {_CLASSES:,}; number them"
+            " from 0 without gaps"
         )
     if x.dtype.kind not in "biuf" or x.ndim not in (2, 3, 4) or x.size == 0:
         raise DataError(
@@ -174,8 +163,19 @@ def _part(arrays: dict[str, Array], part: str, path: str) -> tuple[Tensor, Tenso
             f"data.path {path}: x_{part} has {counted(len(x), 'row')}, but y_{part} has {len(y):,};"
             " give each row a class"
         )
-    inputs = torch.from_numpy(x.astype(np.float32)) if x.ndim == 2 else pixels(x, f"data.path {path}: x_{part}")
+    with np.errstate(over="ignore"):  # what single precision does not hold is infinite, and refused as that
+        inputs = torch.from_numpy(x.astype(np.float32)) if x.ndim == 2 else pixels(x, f"data.path {path}: x_{part}")
     return inputs, torch.from_numpy(y.astype(np.int64))
+
+
+def _check_known(y_train: Tensor, y_test: Tensor, path: str) -> None:
+    """Every class of the test part has a row to train on, or else is named in class_names."""
+    unknown = np.setdiff1d(y_test.numpy(), y_train.numpy())
+    if len(unknown):
+        raise DataError(
+            f"data.path {path}: y_test has class {unknown[0]}, which no row of y_train has; leave its rows out, or name"
+            " all classes in class_names"
+        )
 
 
 def _class_names(arrays: dict[str, Array], y: Tensor, path: str) -> tuple[str, ...]:

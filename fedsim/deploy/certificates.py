@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The certificate authority, the server's certificate, and the key pairs of clients.
 
-All keys are ECDSA on P-384. Clients trust exactly this authority (they are given its certificate, not the system's
-list), and the server knows clients by their public keys, which are in OpenSSH's format because Flower reads that.
+The server signs what it sends by an Ed25519 key; all others are ECDSA on P-384. Clients trust exactly this authority
+(they are given its certificate, not the system's list), and the server knows clients by their public keys, which are in
+OpenSSH's format because Flower reads that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsim.errors import DeployError
@@ -77,6 +78,16 @@ def make_client(name: str) -> Pair:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     return Pair(private, public + f" {name}\n".encode())
+
+
+def make_signer() -> Pair:
+    """The key by which the server signs its messages to clients (Ed25519), and the public one that they know it by."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return Pair(private, public)
 
 
 def names_of(certificate: bytes) -> list[str]:

@@ -6,24 +6,16 @@ Whatever takes long to import is imported by the command that needs it.
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedsim.deploy.processes import log_to_screen
+
 app = typer.Typer(help="Run a federation on real machines.")
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment folder, or its server folder.")]
-
-
-def _log_to_screen() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s fedsim: %(message)s"))
-    logger = logging.getLogger("fedsim")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 @app.command()
@@ -51,7 +43,7 @@ def server(folder: FolderArgument) -> None:
     from fedsim.deploy.layout import open_server
     from fedsim.deploy.server import serve
 
-    _log_to_screen()
+    log_to_screen()
     serve(open_server(folder))
 
 
@@ -70,7 +62,7 @@ def client(
     from fedsim.deploy.client import join
     from fedsim.deploy.layout import open_client
 
-    _log_to_screen()
+    log_to_screen()
     join(open_client(folder), data, policy, schema)
 
 
@@ -83,8 +75,8 @@ def encode(
     """Encode a table by a schema, as `client --schema` does: for the rows that a server evaluates with."""
     from fedsim.deploy.encoding import write_encoded
 
-    _log_to_screen()
-    found = write_encoded(schema, data, out)
+    log_to_screen()
+    found = write_encoded(schema, data, out, held_out=True)
     print(f"wrote {out}: {found.x.shape[0]} rows of {found.x.shape[1]} numbers, {found.clipped} beyond their ranges")
 
 
@@ -98,6 +90,34 @@ def revoke(
 
     now = shut_out(open_server(folder), name)
     print(f"{name} is shut out" + ("" if now else " (the server does not run here; it is when it starts)"))
+
+
+@app.command("add-client")
+def add_client(folder: FolderArgument) -> None:
+    """Add one more client: its folder, its number, and its key, which the server accepts at once."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.members import add_client as add
+
+    opened = open_server(folder)
+    place, now = add(opened.path.parent, opened)
+    print(f"wrote {place}; carry it to its machine, and delete it here{_when(now)}")
+
+
+@app.command("new-key")
+def new_key(
+    folder: FolderArgument, name: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name: client-2.")]
+) -> None:
+    """Give a client a new key; the old one is shut out at once. A client that was revoked may take part again."""
+    from fedsim.deploy.layout import open_server
+    from fedsim.deploy.members import new_key as issue
+
+    opened = open_server(folder)
+    place, now = issue(opened.path.parent, opened, name)
+    print(f"wrote {place / 'key'}; carry it to {name}'s folder, delete it here, and restart {name}{_when(now)}")
+
+
+def _when(now: bool) -> str:
+    return "" if now else " (the server does not run here; it knows of it when it starts)"
 
 
 @app.command()

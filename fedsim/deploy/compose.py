@@ -14,11 +14,17 @@ from typing import Any
 import yaml
 
 import fedsim
-from fedsim.deploy.layout import RUNTIME_PORT, Server, is_address
+from fedsim.deploy.layout import Server, is_address
 from fedsim.deploy.server import proxy_arguments, superexec_arguments, superlink_arguments
+from fedsim.deploy.templates import FILES
 
 NGINX = "nginx:1.28.0-alpine-slim"
 INSIDE = PurePosixPath("/server")
+_ASKS = """\
+import ssl, urllib.request
+context = ssl.create_default_context(cafile='/server/ca.crt')
+urllib.request.urlopen('https://localhost:{port}/health', context=context, timeout=4)
+"""
 _HEAD = """\
 # Written by `fedsim deploy init`; the images are built by docker/Dockerfile of fedsim's repository:
 #   docker build -f docker/Dockerfile --target server -t fedsim-server:{version} .   (and --target client)
@@ -55,6 +61,7 @@ def _hardened(image: str, **more: Any) -> Service:
         "security_opt": ["no-new-privileges:true"],
         "tmpfs": ["/tmp:mode=1777"],
         "pids_limit": 512,
+        "mem_limit": "2g",
         **more,
     }
 
@@ -62,12 +69,13 @@ def _hardened(image: str, **more: Any) -> Service:
 def _superlink(server: Server) -> Service:
     return _hardened(
         f"fedsim-server:{fedsim.__version__}",
-        entrypoint=["flower-superlink"],
+        entrypoint=["python", "-I", "-m", "fedsim.deploy.superlink"],
+        working_dir="/server",
         command=list(superlink_arguments(server)),
         volumes=[_mount("server", "/server")],
         ports=[f"{server.port}:{server.port}"],
         networks={"fleet": {"aliases": [server.host]} if not is_address(server.host) else {}},
-        healthcheck=_healthy("python", "-c", _connects(server.superlink_port)),
+        healthcheck=_healthy("python", "-c", _ASKS.format(port=server.superlink_port)),
     )
 
 
@@ -86,7 +94,8 @@ def _superexec(server: Server) -> Service:
     return _beside(
         f"fedsim-server:{fedsim.__version__}",
         {"superlink": "service_healthy"},
-        entrypoint=["flower-superexec"],
+        entrypoint=["python", "-I", "-m", "fedsim.deploy.superexec"],
+        mem_limit="4g",  # the ServerApp: models, replies, attacks
         command=list(superexec_arguments(server)),
         volumes=[_mount("server", "/server")],
     )
@@ -101,6 +110,7 @@ def _proxy(server: Server) -> Service:
         command=list(proxy_arguments(server)),
         volumes=[_mount(f"server/{file}", f"/server/{file}", "ro") for file in files],
         tmpfs=["/tmp:mode=1777", "/server/tmp:mode=1777"],
+        ulimits={"nofile": FILES},
         healthcheck=_healthy("nc", "-z", "127.0.0.1", str(server.port)),
     )
 
@@ -119,7 +129,8 @@ def _client(number: int) -> Service:
         volumes=[_mount(name, "/client"), _mount(f"{name}-data", "/data", "ro")],
         networks=["fleet"],
         depends_on={"proxy": {"condition": "service_healthy"}},
-        healthcheck=_healthy("python", "-c", _connects(RUNTIME_PORT + number - 1)),
+        mem_limit="8g",  # training takes several times model and data
+        healthcheck=_healthy("python", "-I", "-m", "fedsim.deploy.contact", "/client"),
     )
 
 
@@ -129,7 +140,3 @@ def _mount(source: str, target: str, mode: str = "rw") -> str:
 
 def _healthy(*command: str) -> Service:
     return {"test": ["CMD", *command], "interval": "10s", "timeout": "5s", "retries": 12, "start_period": "60s"}
-
-
-def _connects(port: int) -> str:
-    return f"import socket; socket.create_connection(('127.0.0.1', {port}), 3).close()"

@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Literal
 
 from fedsim.deploy import certificates
+from fedsim.deploy.admission import CLOCK, ask
+from fedsim.deploy.contact import contact_file, read_contact
 from fedsim.deploy.layout import Client, Server, open_client, open_server
 from fedsim.deploy.processes import find, listens
+from fedsim.deploy.server import stream_module
 from fedsim.errors import FedsimError
 
-PRIVATE = ("ca/ca.key", "server.key", "superexec.secret", "key", "ledger.sqlite")
-CLOCK = 5.0
-"""Flower refuses a client whose clock is so many seconds ahead (or 305 behind)."""
-
-
+PRIVATE = ("ca/ca.key", "server.key", "signing.key", "superexec.secret", "key", "ledger.sqlite")
 _LISTENING = "0A"  # in /proc/net/tcp
 
 
@@ -117,7 +116,7 @@ def _client(client: Client) -> Iterator[Finding]:
     from fedsim.federation.policy import load_policy
     from fedsim.privacy.ledger import Ledger
 
-    for foreign in ("ca.key", "ca/ca.key", "server.key"):
+    for foreign in ("ca.key", "ca/ca.key", "server.key", "signing.key"):
         if (client.path / foreign).exists():
             yield Finding("wrong", foreign, "does not belong on a client's machine", "delete it here")
     try:
@@ -134,6 +133,35 @@ def _client(client: Client) -> Iterator[Finding]:
     except FedsimError as error:
         yield Finding("wrong", "policy and ledger", str(error), "mend it: the client does not start without")
     yield from _reach(client.host, client.port, client.path / "ca.crt", f"{client.host}:{client.port}")
+    yield from _admission(client)
+    yield _process(client)
+
+
+def _admission(client: Client) -> Iterator[Finding]:
+    """Whether the server accepts this client's key now."""
+    remedies = {
+        "unknown": "ask the server's operator: was it revoked? `fedsim deploy new-key` there issues a new one",
+        "refused": "set both clocks by NTP (`timedatectl set-ntp true`), and see that `key` is this client's own",
+        "unreachable": "mend what is said above of the way to the server, and ask again",
+    }
+    try:
+        answer = ask(client)
+    except FedsimError as error:
+        yield Finding("wrong", "key", str(error), "bring the file back")
+        return
+    remedy = remedies.get(answer.status, "")
+    yield Finding("wrong" if remedy else "good", "key", answer.said, remedy)
+
+
+def _process(client: Client) -> Finding:
+    """Whether the client that runs here, if one does, has answers from the server."""
+    contact, start = read_contact(contact_file(client.path)), f"`fedsim deploy client {client.path}`"
+    if contact is None or not listens("127.0.0.1", client.runtime_port):
+        return Finding("doubtful", "SuperNode", "does not run here", start)
+    now = time.monotonic()
+    good = contact.healthy(now)
+    remedy = "" if good else "it tries again by itself; if that lasts, see above and its log"
+    return Finding("good" if good else "wrong", "SuperNode", contact.said(now), remedy)
 
 
 def _reach(host: str, port: int, authority: Path, what: str) -> Iterator[Finding]:
@@ -183,9 +211,10 @@ def _ask(host: str, port: int, context: ssl.SSLContext) -> tuple[float, int]:
 
 def _server(server: Server) -> Iterator[Finding]:
     try:
-        yield Finding("good", "nginx", find("nginx", "install it (Debian: `apt-get install nginx`)"))
+        stream_module()
+        yield Finding("good", "nginx", find("nginx", "install it"))
     except FedsimError as error:
-        yield Finding("wrong", "nginx", str(error), "`apt-get install nginx`")
+        yield Finding("wrong", "nginx", str(error), "`apt-get install nginx libnginx-mod-stream`")
     yield from _certificate(server)
     yield from _numbers(server)
     up = listens("127.0.0.1", server.superlink_port)

@@ -24,7 +24,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,14 +114,19 @@ def encode(schema: Schema, file: Path) -> Encoded:
     return Encoded(np.array(rows, np.float32), np.array(labels, np.int64), clipped)
 
 
-def write_encoded(schema: Path, file: Path, out: Path) -> Encoded:
-    """Encode a file into an `.npz` that only its owner can read; all or nothing."""
+def write_encoded(schema: Path, file: Path, out: Path, *, held_out: bool = False) -> Encoded:
+    """Encode a file into an `.npz` that only its owner can read; all or nothing.
+
+    With `held_out` the rows are there as those to evaluate with, too, so that all of them are: a server has no others.
+    """
     loaded = load_schema(schema)
     found = encode(loaded, file)
     if found.clipped:
         logging.getLogger("fedsim").warning("%s: %d numbers are beyond their ranges", file, found.clipped)
     content = io.BytesIO()
-    np.savez(content, x_train=found.x, y_train=found.y, class_names=np.array([str(name) for name in loaded.classes]))
+    test: dict[str, Any] = {"x_test": found.x, "y_test": found.y} if held_out else {}
+    names = np.array([str(name) for name in loaded.classes])
+    np.savez(content, x_train=found.x, y_train=found.y, class_names=names, **test)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as opened:

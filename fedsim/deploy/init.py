@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsim.deploy import certificates, templates
@@ -85,25 +85,20 @@ def _authority(folder: Path) -> Pair:
 
 
 def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -> None:
-    from fedsim.federation.link import FLEET, fleet_text
+    from fedsim.federation.link import FLEET, SERVER_KEY, SIGNING_KEY, fleet_text
 
     authority = certificates.make_authority(f"fedsim {server.host}")
+    signing = certificates.make_signer()
     _write_pair(work / "ca", "ca.key", "ca.crt", authority)
     _write_server(work / "server", server, authority, certificates.make_server(authority, hosts))
+    _write_pair(work / "server", SIGNING_KEY, SERVER_KEY, signing)
+    shared = {"ca.crt": authority.public, SERVER_KEY: signing.public}
     keys: dict[str, bytes] = {}
     for number in range(1, clients + 1):
-        client = Client(
-            work / f"client-{number}",
-            f"client-{number}",
-            server.host,
-            server.port,
-            number - 1,
-            clients,
-            RUNTIME_PORT + number - 1,
-        )
+        client = client_of(work, server, number, clients)
         pair = certificates.make_client(client.name)
         keys[client.name] = pair.public
-        _write_client(client, authority, pair)
+        write_client(client, shared, pair)
         _write(work / "server" / "clients" / f"{client.name}.pub", pair.public, 0o644)
     _write(work / "server" / FLEET, fleet_text(keys), 0o644)
     _write(work / "compose.yaml", compose_text(server, clients), 0o644)
@@ -121,13 +116,21 @@ def _write_server(place: Path, server: Server, authority: Pair, pair: Pair) -> N
         (place / name).mkdir(mode=0o700, exist_ok=True)
 
 
-def _write_client(client: Client, authority: Pair, pair: Pair) -> None:
+def client_of(folder: Path, server: Server, number: int, clients: int) -> Client:
+    """The client with a number, from 1, of a federation of so many, with its folder in this one."""
+    name, runtime_port = f"client-{number}", RUNTIME_PORT + number - 1
+    return Client(folder / name, name, server.host, server.port, number - 1, clients, runtime_port)
+
+
+def write_client(client: Client, shared: Mapping[str, bytes], pair: Pair) -> None:
+    """Write a client's folder, with the files by which it knows its server."""
     from fedsim.federation.policy import policy_text
     from fedsim.privacy.ledger import Ledger
 
     place = client.path
     _write_pair(place, "key", "key.pub", pair)
-    _write(place / "ca.crt", authority.public, 0o644)
+    for name, content in shared.items():
+        _write(place / name, content, 0o644)
     _write(place / "superexec.secret", secrets.token_bytes(32))
     _write(place / "client.toml", templates.client_toml(client), 0o644)
     _write(place / "policy.yaml", policy_text(), 0o644)

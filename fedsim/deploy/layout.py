@@ -43,6 +43,11 @@ class Server:
     """Of the SuperLink, on loopback: fleet, control and runtime."""
 
     @property
+    def tls_port(self) -> int:
+        """Of the proxy's second half, on loopback: where TLS ends, once a connection was counted."""
+        return self.superlink_port + 1 if self.superlink_port < PORTS[1] else self.superlink_port - 1
+
+    @property
     def superlink(self) -> str:
         """The address of the SuperLink on this machine."""
         return f"127.0.0.1:{self.superlink_port}"

@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsim.deploy.notify import alive
 from fedsim.errors import DeployError
 
 PATIENCE = 15.0  # seconds between asking a process to end and ending it
+_NOT_PASSED_ON = ("FLWR_", "FEDSIM_", "NOTIFY_SOCKET", "WATCHDOG_")
 log = logging.getLogger("fedsim")
 
 
@@ -40,7 +42,7 @@ def environment(flower_home: Path, first: Path | None = None) -> dict[str, str]:
 
     Programs in the folder `first` come before all others of the same name.
     """
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "FEDSIM_"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_PASSED_ON)}
     here = os.pathsep.join([*([str(first)] if first else []), str(Path(sys.executable).parent)])
     return {
         **kept,
@@ -51,6 +53,14 @@ def environment(flower_home: Path, first: Path | None = None) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def log_to_screen() -> None:
+    """Print what fedsim logs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s fedsim: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def find(name: str, remedy: str) -> str:
@@ -97,6 +107,7 @@ class Processes:
         """Wait until something is true, as long as all processes live."""
         until = time.monotonic() + seconds
         while not ready():
+            alive()
             if ended := self.ended():
                 raise DeployError(f"{ended[0]} ended with exit code {ended[1]}; what it printed says why")
             if time.monotonic() > until:
@@ -105,11 +116,14 @@ class Processes:
                 )
             time.sleep(0.2)
 
-    def watch(self) -> tuple[str, int]:
-        """Wait until one of them ends: its name and exit code."""
+    def watch(self, check: Callable[[], str | None] = lambda: None) -> tuple[str, str]:
+        """Wait until one of them ends, or until a check names one that is stuck: its name, and what became of it."""
         while not (ended := self.ended()):
+            alive()
+            if stuck := check():
+                return stuck, "is stuck"
             time.sleep(0.5)
-        return ended
+        return ended[0], f"ended with exit code {ended[1]}"
 
     def stop(self) -> None:
         """End all of them, the last one first: politely, and then not."""
@@ -126,18 +140,31 @@ class Processes:
 
 
 @contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, so that whatever was begun is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def together(environment: Mapping[str, str]) -> Iterator[Processes]:
     """Processes that are all ended at the end, also by SIGTERM."""
     processes = Processes(environment)
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield processes
-    finally:
-        processes.stop()
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    with interrupted_by_sigterm():
+        try:
+            yield processes
+        finally:
+            processes.stop()
+
+
+SUPEREXEC = (sys.executable, "-I", "-m", "fedsim.deploy.superexec")
+"""Flower's SuperExec, which keeps tokens out of the process list."""
 
 
 def superexec(address: str, folder: Path, security: str) -> tuple[str, ...]:

@@ -21,24 +21,48 @@ FLEET = (
     "send-node-heartbeat",
 )
 """What an authenticated SuperNode calls; registering itself is not among it, and nothing else passes the proxy."""
-LARGEST_BODY = "16m"
-"""Of a request: Flower sends arrays in pieces of 5 MB."""
+LARGEST_BODIES = {"push-object": "8m", "push-messages": "4m"}
+"""Of a request: Flower sends arrays in pieces of 5 MB, and a message as the numbers of its pieces."""
+LARGEST_OTHER = "64k"
+FILES = 32768
+"""Open files of the proxy's workers, if the machine allows it: a connection takes five."""
+CONNECTIONS = 128
+"""From one address, counted from the accept; a client has about four."""
 
 
-def nginx(server: Server) -> str:
-    """The proxy: TLS, the fleet's paths only, bounded in rate and size. Paths are relative to the server's folder.
+def nginx(server: Server, files: int = FILES) -> str:
+    """The proxy: connections counted, TLS, the fleet's paths only, bounded in rate and size.
 
-    A path is passed on as it was matched, never as it was sent: no trick with dots, slashes or escapes reaches Flower.
+    Paths of files are relative to the server's folder. A path of a request is passed on as it was matched, never as it
+    was sent: no trick with dots, slashes or escapes reaches Flower.
     """
     return f"""\
 # Written by `fedsim deploy init`. Started by `fedsim deploy server`.
 daemon off;
 worker_processes 2;
+worker_rlimit_nofile {files};
 pid tmp/nginx.pid;
 error_log stderr warn;
 
 events {{
-    worker_connections 1024;
+    worker_connections {files // 2};
+}}
+
+# Connections are counted before a byte of them is read: the http half counts only those whose request it has read, so
+# that one address could take all of them with requests that it never finishes.
+stream {{
+    limit_conn_zone $binary_remote_addr zone=accepted:10m;
+    limit_conn_log_level notice;
+
+    server {{
+        listen {server.port};
+        listen [::]:{server.port};
+        limit_conn accepted {CONNECTIONS};
+        proxy_pass 127.0.0.1:{server.tls_port};
+        proxy_protocol on;
+        proxy_connect_timeout 5s;
+        proxy_timeout 310s;
+    }}
 }}
 
 http {{
@@ -61,8 +85,9 @@ http {{
     }}
 
     server {{
-        listen {server.port} ssl;
-        listen [::]:{server.port} ssl;
+        listen 127.0.0.1:{server.tls_port} ssl proxy_protocol;
+        set_real_ip_from 127.0.0.1;
+        real_ip_header proxy_protocol;
 
         ssl_certificate server.crt;
         ssl_certificate_key server.key;
@@ -70,21 +95,32 @@ http {{
         ssl_prefer_server_ciphers off;
         ssl_session_tickets off;
 
+        # The first is for the handshake, too.
         client_header_timeout 10s;
-        client_body_timeout 60s;
+        client_body_timeout 20s;
         send_timeout 60s;
-        client_max_body_size {LARGEST_BODY};
+        reset_timedout_connection on;
         limit_req zone=requests burst=1000;
         limit_conn connections 64;
 
         location / {{
             return 404;
         }}
+{"".join(_location(name, size) for name, size in LARGEST_BODIES.items())}\
+{_location("|".join(name for name in FLEET if name not in LARGEST_BODIES), LARGEST_OTHER)}\
+    }}
+}}
+"""
 
-        location ~ ^/v1/fleet/({"|".join(FLEET)})$ {{
+
+def _location(names: str, largest_body: str) -> str:
+    """Some of the fleet's paths, and the size of a request to them."""
+    return f"""
+        location ~ ^/v1/fleet/({names})$ {{
             limit_except POST {{
                 deny all;
             }}
+            client_max_body_size {largest_body};
             proxy_pass https://superlink/v1/fleet/$1;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
@@ -93,15 +129,13 @@ http {{
             proxy_ssl_verify on;
             proxy_ssl_name localhost;
             proxy_ssl_session_reuse on;
-            # Nothing is buffered in files: a worker that is not this folder's owner may not write them, and an outsider
-            # could fill the disk with them.
+            # Nothing is buffered: the SuperLink refuses a body before it is read, and an outsider could fill the disk
+            # with files, which a worker that is not this folder's owner could not write anyway.
             proxy_request_buffering off;
             proxy_max_temp_file_size 0;
             proxy_connect_timeout 5s;
             proxy_read_timeout 300s;
         }}
-    }}
-}}
 """
 
 
@@ -145,17 +179,17 @@ root-certificates = "{server.path / "ca.crt"}"
 
 def server_unit(folder: Path, program: str) -> str:
     """The systemd unit of a server."""
-    return _unit("server", folder, f"{program} deploy server {folder}")
+    return _unit("server", folder, f"{program} deploy server {folder}", "4G")
 
 
 def client_unit(client: Client, program: str) -> str:
     """The systemd unit of a client; the folder and the data are where they are put on the client's machine."""
     place = Path("/srv/fedsim") / client.name
     command = f"{program} deploy client {place} --data {place}/data.npz --policy {place}/policy.yaml"
-    return _unit(client.name, place, command)
+    return _unit(client.name, place, command, "8G")
 
 
-def _unit(name: str, place: Path, command: str) -> str:
+def _unit(name: str, place: Path, command: str, memory: str) -> str:
     return f"""\
 # Written by `fedsim deploy init`. Copy to /etc/systemd/system/fedsim-{name}.service, correct the paths and the user
 # (`useradd --system fedsim`, `chown -R fedsim: {place}`), then `systemctl enable --now fedsim-{name}`.
@@ -172,6 +206,13 @@ Restart=always
 RestartSec=15
 KillMode=mixed
 TimeoutStopSec=30
+Type=notify
+NotifyAccess=main
+TimeoutStartSec=300
+WatchdogSec=120
+LimitNOFILE={FILES}
+# Beyond that it is ended and started again, not the machine. Training takes several times model and data: raise it.
+MemoryMax={memory}
 NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectSystem=strict
@@ -202,4 +243,6 @@ A federation of one server and {clients} clients, made by fedsim {fedsim.__versi
 
 ca/ca.key signs server certificates. Nothing running needs it: keep it offline, for `fedsim deploy renew`.
 A client that is lost or leaves: `fedsim deploy revoke {server.path.parent} client-N`.
+One more: `fedsim deploy add-client {server.path.parent}`.
+Another key for one: `fedsim deploy new-key {server.path.parent} client-N`.
 """

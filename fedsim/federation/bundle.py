@@ -38,6 +38,7 @@ clientapp = "fedsim.federation.client:app"
 scenario = ""
 folder = ""
 deployed = false
+largest-reply = 0
 """
 
 

@@ -9,7 +9,7 @@ and randomness of its own (`safeguards`): they are asked before anything is comp
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsim.errors import FedsimError
 from fedsim.federation.arrays import Promised, Row, record_of, to_flat, to_records
-from fedsim.federation.guard import always_answering, reason_of
+from fedsim.federation.guard import Handler, always_answering, reason_of
 from fedsim.federation.inline import error_reply
 from fedsim.federation.inspection import inspect_model
 from fedsim.federation.messages import replies_to
@@ -75,7 +75,8 @@ def _answer_group(
         if len(messages) == 1:
             # Why a client fails may be a fact about its data: under a claim the server is not told.
             hidden = own is not None or is_private(place.scenario)
-            return [error_reply(messages[0], reason_of(error, clients[0], hidden=hidden))]
+            who = f"client {clients[0]}" if own is None else "this client"
+            return [error_reply(messages[0], reason_of(error, who, hidden=hidden))]
         pairs = zip(messages, clients, strict=True)
         return [reply for message, client in pairs for reply in _answer_group(place, [message], [client], own)]
 
@@ -87,7 +88,7 @@ def _train(
     round_ = int(_number(config, "server-round"))
     start = to_flat(messages[0].content.array_records["arrays"], place.layout)
     if own is not None:
-        own.check(scenario, config, start, place.partition.size(clients[0]))
+        own.check(scenario, messages[0].content, start, place.partition.size(clients[0]))
     inspection = scenario.defence.inspect_model if own is None else own.inspection()
     if inspection != "off":
         for client in clients:
@@ -220,6 +221,18 @@ def compress(updates: Tensor, compression: Compression | None) -> Tensor:
 app = ClientApp()
 
 
+def _answering(handler: Handler, *, secretive: Callable[[Context], bool] = lambda context: False) -> Handler:
+    """A handler that always answers, and does nothing for anybody but the client's own server."""
+
+    def believing(message: Message, context: Context) -> Message:
+        own = Safeguards.of(context)
+        if own is not None:
+            own.believe(message, context)
+        return handler(message, context)
+
+    return always_answering(believing, secretive=secretive)
+
+
 def _claims_privacy(context: Context) -> bool:
     """Whether a reason of failure stays on this machine: under a claim, and always where the data is a real owner's."""
     return Safeguards.of(context) is not None or is_private(
@@ -230,7 +243,7 @@ def _claims_privacy(context: Context) -> bool:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one message: a client is a cohort of one."""
-    return always_answering(_train_alone, secretive=_claims_privacy)(message, context)
+    return _answering(_train_alone, secretive=_claims_privacy)(message, context)
 
 
 def _train_alone(message: Message, context: Context) -> Message:
@@ -248,7 +261,7 @@ def _train_alone(message: Message, context: Context) -> Message:
 @app.train("keys")
 def keys(message: Message, context: Context) -> Message:
     """First wave of secure aggregation."""
-    return always_answering(give_keys, secretive=_claims_privacy)(message, context)
+    return _answering(give_keys, secretive=_claims_privacy)(message, context)
 
 
 @app.train("shares")
@@ -259,21 +272,25 @@ def shares(message: Message, context: Context) -> Message:
         scenario = Scenario.model_validate_json(str(context.run_config["scenario"]))
         return give_shares(message, context, scenario)
 
-    return always_answering(give, secretive=_claims_privacy)(message, context)
+    return _answering(give, secretive=_claims_privacy)(message, context)
 
 
 @app.train("unmask")
 def unmask(message: Message, context: Context) -> Message:
     """Last wave of secure aggregation."""
-    return always_answering(give_unmasking, secretive=_claims_privacy)(message, context)
+    return _answering(give_unmasking, secretive=_claims_privacy)(message, context)
 
 
 @app.query()
 def who(message: Message, context: Context) -> Message:
     """Say which client this is: Flower's node ids are random, and the server samples clients by their number."""
-    return always_answering(_who)(message, context)
+    return _answering(_who)(message, context)
 
 
 def _who(message: Message, context: Context) -> Message:
     number = {key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")}
+    own = Safeguards.of(context)
+    rows = own.vouched() if own is not None else None
+    if rows is not None:
+        number |= {"least-rows": rows.least, "most-rows": rows.most or 0}
     return Message(RecordDict({"client": ConfigRecord(dict(number))}), reply_to=message)

@@ -29,12 +29,12 @@ from fedsim.federation.link import Link, control
 from fedsim.federation.plan import Plan
 from fedsim.federation.server import Progress, RoundReport
 from fedsim.federation.transcript import write_json
-from fedsim.scenario import Scenario
 
 __all__ = ["Link", "State", "control", "follow", "logs", "run_deployed", "state", "stop", "submit", "submitted"]
 
 SUBMITTED = "deployed.json"
 POLL_SECONDS = 1.0
+ROOM = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,15 @@ class State:
         return self.finished and self.ending != "completed"
 
 
-def submit(scenario: Scenario, folder: Path) -> int:
+def submit(plan: Plan, folder: Path) -> int:
     """Start the run whose folder is made, on the SuperLink of its scenario; its number there."""
+    scenario = plan.scenario
     link = Link.of(scenario.engine)
     configuration: dict[str, str | int | float | bool] = {
         "scenario": public_scenario(scenario),
         "folder": str(folder.absolute()),
         "deployed": True,
+        "largest-reply": largest_reply(plan.layout.size),
     }
     with control(link) as client:
         _stop_those_before(client, folder)
@@ -81,6 +83,14 @@ def submit(scenario: Scenario, folder: Path) -> int:
         },
     )
     return int(answer.run_id)
+
+
+def largest_reply(size: int) -> int:
+    """Bytes that a client's reply may have, for a model of so many numbers: no client is to fill the server.
+
+    A masked sum takes 8 for each; twice, as what gets lost on the way is sent again; and room for what is no update.
+    """
+    return 16 * size + ROOM
 
 
 def submitted(folder: Path) -> tuple[Link, list[int]]:
@@ -137,7 +147,7 @@ def run_deployed(plan: Plan, folder: Path, progress: Progress | None = None) -> 
 
     Who interrupts it ends the run, which then can be resumed.
     """
-    run = submit(plan.scenario, folder)
+    run = submit(plan, folder)
     try:
         follow(plan, folder, progress)
     except KeyboardInterrupt:

@@ -9,7 +9,9 @@ Every message gets exactly one reply here. Who is not there, does not answer in 
 answers twice is an error reply with the reason, so that a round always ends.
 
 Where nodes are known by their keys (a deployment by `fedsim deploy`), a node is believed only that it is the client
-whose key it has: who claims another's number is refused, and the transcript says so.
+whose key it has: who claims another's number is refused, and the transcript says so. There every message is signed, and
+every request to train is written down before it is sent (`asked`). Node ids are in no log and in no transcript: with
+one of them, another client could address a message to it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
 from fedsim.errors import RunError
-from fedsim.federation.inline import client_of, error_reply, node_of, told
+from fedsim.federation.asked import Journal, Rows
+from fedsim.federation.inline import called, client_of, error_reply, node_of, told
+from fedsim.federation.signature import Signer
 from fedsim.scenario import CohortSection
 
 POLL_SECONDS = (0.02, 1.0)
@@ -42,9 +46,18 @@ class FleetGrid(Grid):
     """Carries messages to clients over another grid, which knows nodes only."""
 
     def __init__(
-        self, grid: Grid, population: int, stop: threading.Event | None = None, owners: Owners | None = None
+        self,
+        grid: Grid,
+        population: int,
+        stop: threading.Event | None = None,
+        owners: Owners | None = None,
+        signer: Signer | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.grid, self.population, self.stop, self.owners = grid, population, stop, owners
+        self.signer, self.journal = signer, journal
+        self.vouched: dict[int, Rows] = {}
+        """Between which numbers of rows a client trains; each request repeats it, and a client checks that it holds."""
         self.nodes: dict[int, int] = {}
         """The node of each client that has been found."""
         self.refused: list[tuple[int | None, str]] = []
@@ -95,6 +108,7 @@ class FleetGrid(Grid):
         deadline = time.monotonic() + timeout if timeout is not None else None
         fresh = [message for message in asked if id(message) not in self._waiting]
         self._find([client_of(message.metadata.dst_node_id) for message in fresh], timeout)
+        self._write_down(fresh)
         early = {id(message): reply for message in fresh if (reply := self._send(message)) is not None}
         arrived = self._collect([self._waiting[id(m)][1] for m in asked if id(m) not in early], deadline)
         replies = []
@@ -107,13 +121,35 @@ class FleetGrid(Grid):
     def forget(self) -> None:
         """Wait no longer for what was not answered in time; whatever still comes is left alone."""
         self._waiting.clear()
+        if self.signer is not None:
+            self.signer.forget()
+
+    def _write_down(self, messages: Sequence[Message]) -> None:
+        """Every request to train that is about to be sent, durably."""
+        if self.journal is None:
+            return
+        rounds: dict[int, dict[int, Rows | None]] = {}
+        for message in messages:
+            client = client_of(message.metadata.dst_node_id)
+            if message.metadata.message_type == MessageType.TRAIN and client in self.nodes:
+                round_ = message.content.config_records["config"]["server-round"]
+                rounds.setdefault(int(round_), {})[client] = self.vouched.get(client)  # type: ignore[arg-type]
+        for round_, clients in rounds.items():
+            self.journal.ask(round_, clients)
+
+    def _outgoing(self, content: RecordDict, node: int, kind: str, client: int | None, ttl: float | None) -> Message:
+        """A message to a node, signed where the clients know the server's key."""
+        if self.signer is not None:
+            content = self.signer.signed(content, node, kind, self.vouched.get(client) if client is not None else None)
+        return Message(content, node, kind, ttl=ttl)
 
     def _send(self, message: Message) -> Message | None:
         """Send a message to its client's node; the reply, if that is not possible."""
-        node = self.nodes.get(client_of(message.metadata.dst_node_id))
+        client = client_of(message.metadata.dst_node_id)
+        node = self.nodes.get(client)
         if node is None:
             return error_reply(message, "no node has answered for this client", ErrorCode.NODE_UNAVAILABLE)
-        outgoing = Message(message.content, node, message.metadata.message_type, ttl=message.metadata.ttl)
+        outgoing = self._outgoing(message.content, node, message.metadata.message_type, client, message.metadata.ttl)
         (sent,) = list(self.grid.push_messages([outgoing])) or [""]
         if not sent:
             return error_reply(message, "its node takes no messages", ErrorCode.NODE_UNAVAILABLE)
@@ -150,7 +186,7 @@ class FleetGrid(Grid):
                 self._silent.add(expected)
             return error_reply(message, str(reply.error.reason), reply.error.code)
         if reply.metadata.src_node_id != expected:
-            return error_reply(message, f"the reply came from node {reply.metadata.src_node_id}, not from {expected}")
+            return error_reply(message, "the reply came from another node than that of the client")
         return Message(reply.content, reply_to=message)
 
     # --- who is who -------------------------------------------------------------------------------------------------
@@ -187,7 +223,8 @@ class FleetGrid(Grid):
         """Ask nodes for the number of their client, and remember those that have one of this federation."""
         fresh = [node for node in nodes if node not in self._asked.values()]
         for node in fresh:
-            (identifier,) = list(self.grid.push_messages([Message(RecordDict(), node, MessageType.QUERY)])) or [""]
+            question = self._outgoing(RecordDict(), node, MessageType.QUERY, None, None)
+            (identifier,) = list(self.grid.push_messages([question])) or [""]
             if identifier:
                 self._asked[identifier] = node
         until = time.monotonic() + (patience if fresh else 0.0)
@@ -197,24 +234,32 @@ class FleetGrid(Grid):
     def _introduce(self, node: int, reply: Message) -> None:
         log = logging.getLogger("fedsim")
         if reply.has_error():
-            log.warning("node %d does not say which client it is: %s", node, told(str(reply.error.reason)))
+            log.warning("a node does not say which client it is: %s", told(str(reply.error.reason)))
             return
         answer = reply.content.config_records.get("client")
         client, population = (answer.get("partition-id"), answer.get("num-partitions")) if answer else (None, None)
-        if isinstance(client, int) and population == self.population and 0 <= client < self.population:
+        # Where keys say who is who, clients that joined before others did know of fewer.
+        agreed = population == self.population or self.owners is not None
+        if isinstance(client, int) and agreed and 0 <= client < self.population:
             if not self._is_its_own(node, client):
                 self._claims[node] = None
                 return
             self._claims[node] = client
+            self._believe_rows(client, answer)
             if client in self.nodes:
-                log.warning("node %d says that it is client %d, which node %d is", node, client, self.nodes[client])
+                log.warning("another node says that it is %s, too", self._called(client))
             return
         self._claims[node] = None
         log.warning(
-            "node %d says that it is client %s of %s, but the scenario has %d clients, numbered from 0; start it"
-            " with another partition-id and num-partitions", node, told(str(client)), told(str(population)),
-            self.population,
+            "a node says that it is client %s of %s, but the scenario has %d clients, numbered from 0; start it"
+            " with another partition-id and num-partitions", told(str(client)), told(str(population)), self.population
         )  # fmt: skip
+
+    def _believe_rows(self, client: int, answer: ConfigRecord | None) -> None:
+        """The rows that a client vouches for, where the requests repeat them so that it can refuse what it does not."""
+        rows = Rows.read(answer.get("least-rows"), answer.get("most-rows")) if answer else None
+        if rows is not None and self.signer is not None:
+            self.vouched[client] = rows
 
     def _is_its_own(self, node: int, client: int) -> bool:
         """Whether a node's key is that of the client that it says it is; if not, it is written down."""
@@ -222,11 +267,14 @@ class FleetGrid(Grid):
             return True
         own = self.owners().get(node)
         if own != client:
-            key = "no client of this federation" if own is None else f"client {own}"
-            reason = f"node {node} says that it is client {client}, but its key is that of {key}; it is not asked"
+            key = "no client of this federation" if own is None else self._called(own)
+            reason = f"a node says that it is {self._called(client)}, but its key is that of {key}; it is not asked"
             self.refused.append((own, reason))
             logging.getLogger("fedsim").warning("%s", reason)
         return own == client
+
+    def _called(self, client: int) -> str:
+        return called(client, deployed=self.owners is not None)
 
 
 def collect(grid: Grid, messages: Sequence[Message], cohort: CohortSection) -> list[Message]:

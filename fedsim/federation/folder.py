@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,13 +25,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.errors import FedsimError, FolderTakenError, RunError
+from fedsim.federation import checksums
 from fedsim.federation.transcript import TranscriptWriter
 from fedsim.scenario import AdversarySection
 from fedsim.training import Layout
 
 CHECKPOINT_SECONDS = 2.0
 FAILURE = "failure.json"
-BEGUN = "begun.txt"
 APPENDED = ("metrics.jsonl", "transcript/messages.jsonl")
 
 
@@ -48,6 +47,8 @@ class Checkpoint:
 def create_folder(path: Path, files: Mapping[str, str]) -> None:
     """Make a run folder with its first files; it appears complete or not at all."""
     taken = f"{path} is already there; choose another --out, or go on with it by --resume {path}"
+    if "\0" in str(path):
+        raise RunError(f"the run folder {str(path)!r} holds a zero byte, which no path has; choose another --out")
     if path.exists():
         raise FolderTakenError(taken)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -76,15 +77,6 @@ def clear_write_errors(path: Path) -> Iterator[None]:
             f"cannot write the run folder {path}: {reason}; its last checkpoint is intact: free some space, then go on"
             f" with --resume {path}"
         ) from error
-
-
-def note_begun(path: Path, round_: int) -> dict[int, int]:
-    """Write down, durably, that a round begins; how often each has that began more than once, whatever was undone."""
-    file = path / BEGUN
-    earlier = file.read_text().splitlines() if file.is_file() else []
-    rounds = [*(line for line in earlier if line.isdecimal()), str(round_)]
-    write_durably(file, ("\n".join(rounds) + "\n").encode())
-    return {number: times for number, times in Counter(map(int, rounds)).items() if times > 1}
 
 
 def note_failure(path: Path, error: BaseException) -> None:
@@ -142,7 +134,11 @@ class RunWriter:
 
     def finish(self, model: Mapping[str, Tensor]) -> None:
         """The trained model ends a run; its presence is what makes a run complete."""
-        write_durably(self.path / "model.safetensors", save({name: tensor.clone() for name, tensor in model.items()}))
+        content = save({name: tensor.clone() for name, tensor in model.items()})
+        for file in (self.metrics, self.transcript.messages):
+            file.flush()
+        write_durably(self.path / checksums.FILE, checksums.sums_text(self.path, {checksums.MODEL: content}).encode())
+        write_durably(self.path / checksums.MODEL, content)
         self.close()
         tidy(self.path)
 
@@ -231,6 +227,7 @@ def _cut_back(path: Path, checkpoint: Checkpoint | None) -> None:
             raise RunError(f"{file} is damaged: it is shorter than when the checkpoint was written; run it anew")
         if file.is_file():
             os.truncate(file, size)
+    (path / checksums.FILE).unlink(missing_ok=True)  # of a run whose model is gone
     _remove_half_written(path)
     last = checkpoint.round if checkpoint else 0
     for file in (path / "transcript").glob("round-[0-9][0-9][0-9][0-9][0-9]-*"):

@@ -46,19 +46,20 @@ def always_answering(handler: Handler, *, secretive: Callable[[Context], bool] =
                 hidden = secretive(context)
             except Exception:  # without a scenario that can be read nothing is known about what may be told
                 hidden = True
-            client = context.node_config.get("partition-id", context.node_id)
-            return error_reply(message, reason_of(error, client, hidden=hidden))
+            own = context.node_config  # on a machine of its own a client has a policy
+            who = "this client" if "policy" in own else f"client {own.get('partition-id', '?')}"
+            return error_reply(message, reason_of(error, who, hidden=hidden))
 
     return handle
 
 
-def reason_of(error: BaseException, client: object, *, hidden: bool) -> str:
+def reason_of(error: BaseException, who: str, *, hidden: bool) -> str:
     """What the server is told of a failure; the client's own log has all of it."""
     log = logging.getLogger("fedsim")
     if isinstance(error, FedsimError):
-        log.warning("client %s could not train: %s", client, error)
+        log.warning("%s could not train: %s", who, error)
     else:
-        log.warning("client %s failed: %s: %s", client, type(error).__name__, error, exc_info=error)
+        log.warning("%s failed: %s: %s", who, type(error).__name__, error, exc_info=error)
     if isinstance(error, PolicyError):
         return str(error)
     if hidden:

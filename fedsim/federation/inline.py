@@ -33,6 +33,11 @@ def client_of(node: int) -> int:
     return node - FIRST_NODE
 
 
+def called(client: int, *, deployed: bool) -> str:
+    """What people call a client: its number, or in a deployment the name of its folder, which is numbered from 1."""
+    return f"client-{client + 1}" if deployed else f"client {client}"
+
+
 class InlineGrid(Grid):
     """Carries messages by calling the clients' code. A population of any size costs nothing until it is addressed."""
 

@@ -18,11 +18,16 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedsim.errors import DeployError
 from fedsim.federation.fleet import Owners
+from fedsim.federation.signature import Signer, read_private
 from fedsim.scenario import EngineSection
 
 DEFAULT_ADDRESS = "127.0.0.1:8000"
 FLEET = "fleet.toml"
 """Beside the certificate of the authority: which client each key is, as `fedsim deploy init` has written it."""
+SIGNING_KEY = "signing.key"
+"""Beside it: the key by which the server signs what it sends to clients."""
+SERVER_KEY = "server.pub"
+"""By which a client knows the server's messages; the same file in the server's folder and in every client's."""
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -93,6 +98,18 @@ def owners(engine: EngineSection) -> Owners | None:
         return {node.node_id: clients[node.public_key] for node in found if node.public_key in clients}
 
     return ask
+
+
+def signer(engine: EngineSection, run: int) -> Signer | None:
+    """What signs the messages of a run; None, where no key is beside the certificate, as clients then ask for none."""
+    link = Link.of(engine)
+    file = link.root_certificates.with_name(SIGNING_KEY) if link.root_certificates else None
+    if file is None or not file.is_file():
+        return None
+    try:
+        return Signer(read_private(file.read_bytes()), run)
+    except OSError as error:
+        raise DeployError(f"{file} cannot be read ({error.strerror}); it belongs to who runs the server") from None
 
 
 def read_fleet(file: Path) -> dict[bytes, int]:

@@ -25,6 +25,8 @@ FRACTION = 24
 LARGEST = 2.0**38
 """The largest magnitude of a number, and of a sum of them."""
 PRIME = 2**521 - 1
+MOST_HOLDERS = 1_000_000
+"""Holders are numbered below this; no federation has as many clients."""
 SECRET_BYTES = 32
 SHARE_BYTES = 66
 SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
@@ -115,8 +117,10 @@ def split(secret: bytes, holders: Sequence[int], threshold: int) -> dict[int, by
 
     The share of holder x is f(x + 1) for a random polynomial f of degree threshold − 1 with f(0) the secret.
     """
-    if not 1 <= threshold <= len(holders):
-        raise ValueError(f"a threshold of {threshold} among {len(holders)} holders")
+    if not 1 <= threshold <= len(set(holders)):
+        raise ValueError(f"a threshold of {threshold} among {len(set(holders))} holders")
+    if not all(0 <= holder < MOST_HOLDERS for holder in holders):
+        raise ValueError("a holder has a number that is none of a client; that of number -1 is the secret itself")
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     return {holder: _evaluate(coefficients, holder + 1).to_bytes(SHARE_BYTES, "big") for holder in holders}
 

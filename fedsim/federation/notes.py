@@ -7,15 +7,41 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedsim.privacy import rows_needed
 from fedsim.scenario import ColumnPartition
 
 if TYPE_CHECKING:
     from fedsim.federation.plan import Plan
 
 
+MOST_CLIENTS = 10_000
+
+
 def notes(plan: Plan) -> list[str]:
     """One sentence each."""
-    return [*_large_deltas(plan), *_sums_of_one(plan), *_clients_left_out(plan), *_empty_classes(plan)]
+    return [
+        *_rows_of_a_deployment(plan),
+        *_large_deltas(plan),
+        *_sums_of_one(plan),
+        *_clients_left_out(plan),
+        *_empty_classes(plan),
+    ]
+
+
+def _rows_of_a_deployment(plan: Plan) -> list[str]:
+    """What is planned for a deployment supposes that clients hold what the server's file would give them."""
+    if plan.scenario.engine.kind != "deploy" or not any(rows_needed(plan.scenario)):
+        return []
+    sizes = {plan.partition.size(client) for client in range(min(plan.population, MOST_CLIENTS))}
+    held = f"{min(sizes):,}" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,}"
+    defence = plan.scenario.defence
+    found = defence.example_dp is not None and defence.example_dp.target_epsilon is not None
+    return [
+        f"ε before a run{', and the noise that target_epsilon asks for,' if found else ''} supposes that each client"
+        f" holds {held} rows, as this machine's file would give it; what is"
+        " claimed of the run follows from the rows that the clients say or vouch for (`fedsim deploy check` with a"
+        " client's policy)"
+    ]
 
 
 def _large_deltas(plan: Plan) -> list[str]:

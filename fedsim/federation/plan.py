@@ -7,8 +7,9 @@ before it begins.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,22 +18,27 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Partition, label_counts
-from fedsim.errors import ModelError, ScenarioError
+from fedsim.errors import ModelError, ScenarioError, counted
+from fedsim.federation.asked import Asked, Rows
 from fedsim.federation.client import local_work, workplace
 from fedsim.federation.cohorts import Cohort, expected_size, sample_cohort
 from fedsim.federation.evaluation import evaluate
 from fedsim.federation.notes import notes
 from fedsim.models import describe
-from fedsim.privacy import Noise, PrivacyClaim, privacy_curve, resolve_noise, settings_by_round
+from fedsim.privacy import Noise, PrivacyClaim, privacy_curve, resolve_noise, rows_needed, settings_by_round
 from fedsim.randomness import ClientRandomness
 from fedsim.scenario import Scenario
 from fedsim.strategies.malicious import check_active, forge_of
 from fedsim.training import Layout, batch_schedule, check_private_training, train_cohort
 
 PICTURED_CLIENTS = 40
+TIMED_BYTES = 1 << 26
+"""Of a larger model not even a step is taken to foresee the time of a run: that takes many copies of it."""
+_RATE, _BANDWIDTH = 2e10, 4e9
+"""Operations, and bytes of weights that are read or written, in a second of an ordinary processor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A scenario with its data, its model, its cohorts and its privacy claims."""
 
@@ -47,6 +53,16 @@ class Plan:
     cohorts: tuple[Cohort, ...]
     noise: Noise
     curve: tuple[tuple[PrivacyClaim, ...], ...]
+    memory: int = 0
+    """About how many bytes the run needs, beside its data."""
+
+    def __repr__(self) -> str:
+        scenario = self.scenario
+        return (
+            f"Plan({scenario.name!r}: {scenario.strategy.name}, {counted(scenario.rounds, 'round')},"
+            f" {counted(self.population, 'client')}, {scenario.model.name} with"
+            f" {counted(self.parameters, 'parameter')}, {counted(len(self.claims), 'privacy claim')})"
+        )
 
     @property
     def parameters(self) -> int:
@@ -71,13 +87,33 @@ class Plan:
         return max((len(batch_schedule(size, work, rng)) for size in sizes if size), default=0)
 
     @property
+    def messages(self) -> int:
+        """What passes the server: the model of each round, and an answer of each client, or one sum."""
+        sums = self.scenario.defence.secure_aggregation
+        return sum(1 + (1 if sums else len(cohort)) for cohort in self.cohorts)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of this scenario."""
+        return notes(self)
+
+    @property
     def transcript_bytes(self) -> int:
         """About how much the transcript will hold."""
-        adversary, sums = self.scenario.adversary, self.scenario.defence.secure_aggregation
+        adversary, updates = self.scenario.adversary, self._updates_of_a_round
         rounds = _kept(adversary.keep_rounds, self.scenario.rounds)
-        updates = 1 if sums else _kept(adversary.keep_clients, round(self.cohort_size))
         models = 1 + (updates if getattr(adversary.active, "kind", "") == "per-client" else 0)
         return 4 * self.layout.size * rounds * (models + updates)
+
+    @property
+    def kept_updates(self) -> int:
+        """About how many updates the transcript will hold."""
+        return _kept(self.scenario.adversary.keep_rounds, self.scenario.rounds) * self._updates_of_a_round
+
+    @property
+    def _updates_of_a_round(self) -> int:
+        sums = self.scenario.defence.secure_aggregation
+        return 1 if sums else _kept(self.scenario.adversary.keep_clients, round(self.cohort_size))
 
 
 def scenario_json(scenario: Scenario) -> str:
@@ -131,6 +167,7 @@ def plan(scenario: Scenario) -> Plan:
         cohorts,
         noise,
         tuple(curve),
+        place.memory,
     )
 
 
@@ -138,30 +175,67 @@ Told = dict[int, set[int]]
 """How many examples each client has said that it holds: one number, unless its data has changed."""
 
 
-def as_happened(plan: Plan, told: Told, again: Mapping[int, int]) -> Plan:
-    """The plan with the claims that follow from what clients say that they hold, and from rounds that began again.
+def as_told(plan: Plan, told: Told) -> Plan:
+    """The plan with the claims that follow from what simulated clients say that they hold.
 
-    A deployed client may bring other data than the server's copy of the scenario has, and its sampling rate, hence what
-    an example spends, depends on how many there are. Under an example-level claim that number is public and comes with
-    every update. Of a client that has said several numbers the worst of each counts (`Exposure`).
-
-    `again` is how often each round was begun that was begun more than once. Real clients draw new noise each time, so a
-    round that was interrupted, or that failed for too few replies, is one release more for those who had answered. The
-    noise stays as it was planned.
+    One that brings a file of its own may hold other data than the scenario's copy, and its sampling rate, hence what an
+    example spends, depends on how many there are. Of a client that has said several numbers the worst of each counts
+    (`Exposure`). The noise stays as it was planned.
     """
     same = all({plan.partition.size(client)} == sizes for client, sizes in told.items())
-    if not again and (same or plan.scenario.defence.example_dp is None):
+    if same or plan.scenario.defence.example_dp is None:
         return plan
-    rate = min(1.0, plan.cohort_size / plan.population)
-    cohorts = [np.tile(cohort, again.get(round_, 1)) for round_, cohort in enumerate(plan.cohorts, 1)]
 
     def sizes(client: int) -> set[int]:
         return told.get(client) or {plan.partition.size(client)}
 
+    rate = min(1.0, plan.cohort_size / plan.population)
     curve = privacy_curve(
-        plan.scenario, plan.noise, cohorts, lambda c: min(sizes(c)), rate, most=lambda c: max(sizes(c))
+        plan.scenario, plan.noise, plan.cohorts, lambda c: min(sizes(c)), rate, most=lambda c: max(sizes(c))
     )
     return replace(plan, curve=tuple(curve))
+
+
+def as_asked(plan: Plan, asked: Sequence[Asked], rounds: int) -> Plan:
+    """The plan with the claims on what a deployment has spent in its first rounds, in place of what was planned.
+
+    What the server's own file holds does not count. Each request counts, answered or not, with the rows that its client
+    has said or vouches for; of several the worst of each (`Exposure`). Where what an example spends depends on a number
+    that nobody vouches for, there is no claim for it.
+    """
+    least_counts, most_counts = rows_needed(plan.scenario)
+    begun = max([1, rounds, *(request.round for request in asked)])  # of an interrupted attempt, one more
+    cohorts: list[list[int]] = [[] for _ in range(begun)]
+    held: dict[int, list[Rows]] = {}
+    unknown: list[Asked] = []
+    for request in asked:
+        cohorts[request.round - 1].append(request.client)
+        held.setdefault(request.client, []).append(request.rows or Rows(1))
+        if (least_counts and request.rows is None) or (most_counts and (request.rows or Rows(1)).most is None):
+            unknown.append(request)
+    curve = privacy_curve(
+        plan.scenario,
+        plan.noise,
+        cohorts,
+        lambda client: min(rows.least for rows in held[client]),
+        min(1.0, plan.cohort_size / plan.population),
+        most=lambda client: max(rows.most or rows.least for rows in held[client]),
+    )
+    if unknown:
+        curve = [tuple(_without_rows(claim, unknown[0], most=most_counts) for claim in claims) for claims in curve]
+    return replace(plan, curve=tuple(curve))
+
+
+def _without_rows(claim: PrivacyClaim, request: Asked, *, most: bool) -> PrivacyClaim:
+    """No claim for one example, and the reason; a claim for clients stands."""
+    if claim.unit != "example":
+        return claim
+    fields = "smallest_examples and largest_examples" if most else "smallest_examples"
+    reason = (
+        f"client {request.client} may have answered round {request.round}, and it vouches for no number of rows, on"
+        f" which the sampling rate depends; set {fields} in its policy.yaml, and run the scenario again"
+    )
+    return replace(claim, epsilon=math.inf, mechanism=reason)
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -197,6 +271,8 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 def estimate_seconds(plan: Plan) -> float:
     """About how long the run may take: a few real local steps and one evaluation, extrapolated, and compiling."""
+    if 4 * plan.layout.size > TIMED_BYTES:
+        return _reckoned_seconds(plan)
     clients = next(cohort for cohort in plan.cohorts if len(cohort))[:8].tolist()
     members = [plan.partition.members(client) for client in clients]
     randomness = [ClientRandomness(plan.scenario.seed, 0, client) for client in clients]
@@ -216,6 +292,17 @@ def estimate_seconds(plan: Plan) -> float:
     training = (trained - begun) / max(steps, 1) * client_rounds * plan.steps_per_round
     compiling = max(0.0, (begun - started) - (trained - begun))
     return compiling + training + (evaluated - trained) * evaluations
+
+
+def _reckoned_seconds(plan: Plan) -> float:
+    """The same for a model that is too large to be tried: by its operations, and the weights that each step moves."""
+    sizes = [plan.partition.size(int(client)) for cohort in plan.cohorts for client in cohort]
+    work = local_work(plan.scenario, 0.0)
+    steps = sum(work.local_steps(rows) for rows in sizes)
+    examples = sum(work.local_steps(rows) * work.batch(rows) for rows in sizes if rows)
+    evaluations = 1 + plan.scenario.rounds // plan.scenario.evaluate_every
+    operations = plan.parameters * (6.0 * examples + 2.0 * evaluations * len(plan.dataset.x_test))
+    return operations / _RATE + 12.0 * plan.layout.size * steps / _BANDWIDTH
 
 
 def _check_sums(scenario: Scenario, cohorts: Sequence[Cohort]) -> None:

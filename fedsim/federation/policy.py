@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from fedsim import scenario_yaml
 from fedsim.errors import PolicyError, ScenarioError
+from fedsim.federation.asked import Rows
 from fedsim.privacy import Exposure, Mechanism, Noise, Setting, Unit
 from fedsim.privacy.ledger import Budget, Ledger
 from fedsim.privacy.promises import SERVER, promises
@@ -48,12 +49,21 @@ class Policy(Section):
     """The ε that all releases of this data may spend together, for ever; at `delta`, for one `unit`."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """The δ of `largest_epsilon`; well below one over the number of units."""
+    largest_epsilon_a_run: float | None = Field(6.0, gt=0)
+    """The ε that one run may spend, so that no single one has all of `largest_epsilon`; a run that is resumed is a new
+    one here. null: no bound of its own."""
+    largest_epsilon_a_day: float | None = Field(6.0, gt=0)
+    """The ε that the releases of 24 hours may spend together, by this machine's clock. null: no bound of its own."""
     most_local_epochs: int = Field(10, ge=1)
     """Passes over the data in a round, at most."""
     smallest_batch: int = Field(8, ge=1)
     """Examples in a batch, at least (with Poisson batches: expected)."""
     smallest_examples: int = Field(50, ge=1)
-    """Examples that the client must hold to take part at all."""
+    """Examples that the client must hold to take part at all. The server is told this number, and its privacy claim
+    counts on it wherever it does not see how many examples an answer was computed from."""
+    largest_examples: int | None = Field(None, ge=1)
+    """Examples that the client holds at most; with more it takes no part. The server is told. null: it promises no
+    number, and the server can claim nothing that depends on it (local work counted in epochs, on Poisson batches)."""
     models: tuple[ModelName, ...] = ("logistic", "mlp", "cnn", "resnet8", "resnet18", "transformer")
     """Architectures that are trained."""
     strategies: tuple[StrategyName, ...] = ("fedavg", "fedsgd")
@@ -69,14 +79,31 @@ class Policy(Section):
     are public. They are taken from its own rows, and no noise covers that. Without it only npz and images are read."""
     smallest_text: int = Field(32, ge=2)
     """Tokens in an example of a text, at least: the server says where a text is cut, and each piece is an example."""
+    smallest_cohort: int = Field(3, ge=2)
+    """Clients whose updates secure aggregation must add up, at least: each of two knows the other's from their sum."""
     count_noise_of_others: bool = False
     """Under secure aggregation clients share the noise. false: only this client's own share counts, because nothing
     proves that the others are there. true: the owner trusts the cohort, and the noise of the whole sum counts."""
 
+    @model_validator(mode="after")
+    def _sizes_are_in_order(self) -> Self:
+        if self.largest_examples is not None and self.largest_examples < self.smallest_examples:
+            raise ValueError(
+                f"largest_examples {self.largest_examples} is below smallest_examples {self.smallest_examples}; raise"
+                " it, or lower the other"
+            )
+        return self
+
+    @property
+    def rows(self) -> Rows:
+        """What the owner vouches for; a client with fewer examples, or more, does not train."""
+        return Rows(self.smallest_examples, self.largest_examples)
+
     @property
     def budget(self) -> Budget:
         """What the ledger holds this client to."""
-        return Budget(self.unit, self.largest_epsilon, self.delta, self.rounds_a_day)
+        caps = (self.largest_epsilon_a_run, self.largest_epsilon_a_day)
+        return Budget(self.unit, self.largest_epsilon, self.delta, self.rounds_a_day, *caps)
 
 
 @dataclass(frozen=True)
@@ -93,6 +120,8 @@ class Request:
     model_bytes: int
     examples: int
     """How many examples this client holds."""
+    counted: Rows | None = None
+    """Between which numbers of examples the server's privacy claim takes it to hold, if it does."""
     sharing: int = 1
     """By how many clients the noise of the update is shared (secure aggregation)."""
 
@@ -147,6 +176,9 @@ def _scenario_problems(policy: Policy, scenario: Scenario) -> Iterator[str]:
         yield f"model {scenario.model.name} is not among {', '.join(policy.models)}; ask for one of them"
     if scenario.strategy.name not in policy.strategies:
         yield f"strategy {scenario.strategy.name} is not among {', '.join(policy.strategies)}; ask for one of them"
+    cohort = scenario.cohort.size or scenario.cohort.population
+    if scenario.defence.secure_aggregation and cohort is not None and cohort < policy.smallest_cohort:
+        yield f"secure aggregation would add up {cohort} clients, at least {policy.smallest_cohort} are required"
     if (length := getattr(scenario.data, "length", policy.smallest_text)) < policy.smallest_text:
         yield f"data.length is {length}, at least {policy.smallest_text} tokens of a text are an example"
 
@@ -191,6 +223,10 @@ def _problems(policy: Policy, scenario: Scenario, request: Request) -> Iterator[
         yield f"the model has {request.model_bytes} bytes, at most {policy.largest_message} are allowed"
     if not request.examples >= policy.smallest_examples:
         yield f"it takes part with at least {policy.smallest_examples} examples only, and does not hold as many"
+    if policy.largest_examples is not None and not request.examples <= policy.largest_examples:
+        yield f"it takes part with at most {policy.largest_examples} examples only, and holds more"
+    if request.counted is not None and not policy.rows.within(request.counted):
+        yield "the server's privacy claim counts on other numbers of rows than this policy vouches for; resume the run"
     yield from _work_problems(policy, scenario, request)
     yield from _noise_problems(policy, scenario, request)
 

@@ -14,13 +14,16 @@ from typing import Any
 import pandas as pd
 import torch
 from flwr.app import Context, RecordDict
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedsim.errors import RunError
+from fedsim.federation import checksums
 from fedsim.federation.client import answer
 from fedsim.federation.folder import create_folder, next_free_folder, tidy, write_durably
 from fedsim.federation.inline import SERVER_NODE, InlineGrid
-from fedsim.federation.plan import Plan, plan, scenario_json, summary
+from fedsim.federation.plan import Plan, as_asked, plan, scenario_json, summary
+from fedsim.federation.records import damaged, read_claims, read_json, read_rounds, read_summary, read_text
 from fedsim.federation.server import Progress, server_app
 from fedsim.federation.transcript import Transcript
 from fedsim.federation.truth import write_truth
@@ -49,27 +52,33 @@ class Run:
     @cached_property
     def scenario(self) -> Scenario:
         """The scenario as it ran."""
-        return load_scenario(self.path / "scenario.yaml")
+        return load_scenario(self._checked("scenario.yaml"))
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row a round, from the round 0 before training on; `privacy` holds what had been spent by then."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-        with undamaged(file):
-            rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        """One row a round, from the round 0 before training on.
+
+        `epsilon`, `delta`, `unit`, `adjacency` and `observer` say what had been spent by then: the first claim, which
+        is the one against the server. Further claims have the same columns with `_2`, `_3`, ...
+        """
+        file = self._checked("metrics.jsonl")
+        rounds = read_rounds(file)
+        if self.complete and not rounds:
+            raise damaged(file, "it holds no round, but the run has ended")
+        rows = [_flat(json.loads(line)) for line in read_text(file).split("\n")[: len(rounds)]] if rounds else []
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
     @cached_property
     def transcript(self) -> Transcript:
         """What the server saw."""
+        for name in ("layout.json", "messages.jsonl"):
+            self._checked(f"transcript/{name}")
         return Transcript(self.path / "transcript")
 
     @cached_property
     def claims(self) -> tuple[PrivacyClaim, ...]:
         """Every privacy claim that the run supports; the first is the one against the server."""
-        with undamaged(self.path / "claims.json") as path:
-            return tuple(PrivacyClaim.from_dict(claim) for claim in json.loads(path.read_text()))
+        return read_claims(self._checked("claims.json"))
 
     @property
     def claim(self) -> PrivacyClaim | None:
@@ -79,30 +88,64 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The data, the model and the clients in numbers."""
-        with undamaged(self.path / "summary.json") as path:
-            content: dict[str, Any] = json.loads(path.read_text())
-            if not isinstance(content, dict) or "population" not in content:
-                raise ValueError("it is not the summary of a run")
-            return content
+        file = self._checked("summary.json")
+        if read_summary(file).population is None:
+            raise damaged(file, "it is not the summary of a run")
+        content: dict[str, Any] = read_json(file)
+        return content
 
     @property
     def attacks(self) -> pd.DataFrame:
-        """One row for each attack and update that it was played on, with its scores where the truth is known."""
+        """One row for each attack and update that it was played on, with its scores where the truth is known.
+
+        `right`, `exact` and `leaked` are numbers of examples, of the `originals`; `psnr`, `ssim`, `cells_right`, ...
+        are means over the originals.
+        """
         rows = []
         for file in sorted((self.path / "attacks").glob("[0-9][0-9][0-9]-*.json")):
-            content = json.loads(file.read_text())
-            for entry in content["observations"]:
-                measured = entry.pop("score") or {}
-                numbers = {key: value for key, value in measured.items() if isinstance(value, int | float | str)}
-                rows.append({"attack": content["attack"], "file": file.name, **entry, **numbers})
+            content = read_json(self._checked(f"attacks/{file.name}"))
+            with undamaged(file):
+                for entry in content["observations"]:
+                    numbers = _scores(entry.pop("score") or {})
+                    rows.append({"attack": content["attack"], "file": file.name, **entry, **numbers})
         return pd.DataFrame(rows)
 
     def model(self) -> dict[str, torch.Tensor]:
         """The weights of the trained model."""
         if not self.complete:
             raise RunError(f"{self.path} is not finished; go on with it by fedsim run --resume {self.path}")
-        weights: dict[str, torch.Tensor] = load_file(self.path / "model.safetensors")
+        file = self._checked(checksums.MODEL)
+        try:
+            weights: dict[str, torch.Tensor] = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise damaged(file, str(error)) from error
         return weights
+
+    def _checked(self, name: str) -> Path:
+        """A file of the run, which is as the run wrote it, where that is known."""
+        checksums.check_file(self.path, name)
+        return self.path / name
+
+
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics with its claims in columns."""
+    if not isinstance(line, dict):
+        raise TypeError(f"a line is {type(line).__name__}, not an object")
+    claims = line.pop("privacy", None) or []
+    for number, claim in enumerate(claims, start=1):
+        ending = "" if number == 1 else f"_{number}"
+        epsilon = float(claim["epsilon"])  # infinity is a text in JSON
+        line |= {f"{name}{ending}": value for name, value in {**claim, "epsilon": epsilon}.items()}
+    return line
+
+
+def _scores(measured: dict[str, Any]) -> dict[str, Any]:
+    """The numbers and words of a score: counts where it has shares, and every metric by its name."""
+    plain = {name: value for name, value in measured.items() if isinstance(value, int | float | str)}
+    shares = {name: value["right"] for name, value in measured.items() if isinstance(value, dict) and "of" in value}
+    if "certified" in shares:
+        shares["certified_right"] = shares.pop("certified")
+    return {**plain, **shares, **measured.get("metrics", {})}
 
 
 @contextmanager
@@ -110,7 +153,7 @@ def undamaged(path: Path) -> Iterator[Path]:
     """A file of a run; a RunError if what is in it is not what a run writes."""
     try:
         yield path
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); restore it from a backup, or run the scenario again") from error
 
 
@@ -141,10 +184,15 @@ def run(
         {
             "scenario.yaml": dump_scenario(scenario),
             "summary.json": _summary_text(planned),
-            "claims.json": json.dumps([claim.to_dict() for claim in planned.claims], indent=1) + "\n",
+            "claims.json": json.dumps([claim.to_dict() for claim in _first_claims(planned)], indent=1) + "\n",
         },
     )
     return _go_on(scenario, path, progress)
+
+
+def _first_claims(planned: Plan) -> Sequence[PrivacyClaim]:
+    """What a run will have spent; of a deployment nobody knows that before its clients are asked: nothing so far."""
+    return (as_asked(planned, [], 0) if planned.scenario.engine.kind == "deploy" else planned).claims
 
 
 def resume(path: str | Path, *, progress: Progress | None = None) -> Run:

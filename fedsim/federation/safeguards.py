@@ -10,16 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ConfigRecord, Context
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
-from fedsim.errors import FedsimError, PolicyError
+from fedsim.errors import DeployError, FedsimError, PolicyError
+from fedsim.federation.asked import Rows
+from fedsim.federation.masking import MOST_HOLDERS
 from fedsim.federation.policy import Policy, Request, charge_request, check_request, check_scenario, load_policy
+from fedsim.federation.signature import check_signature, counted_rows, read_public
 from fedsim.privacy.ledger import Ledger
 from fedsim.privacy.secure_noise import add_secure_noise, secure_generator
 from fedsim.randomness import ClientRandomness
@@ -40,6 +44,8 @@ class Safeguards:
     policy: Path | None
     ledger: Path | None
     data_path: str | None
+    server_key: Path | None = None
+    """The public key of the server, which `fedsim deploy client` always names; without it nothing is checked."""
 
     @classmethod
     def of(cls, context: Context) -> Safeguards | None:
@@ -49,12 +55,36 @@ class Safeguards:
         operating system: the seed of a scenario is known to the server.
         """
         config = context.node_config
-        own = any(key in config for key in ("policy", "ledger", "data-path"))
+        own = any(key in config for key in ("policy", "ledger", "data-path", "server-key"))
         if not own and (config.get("simulated") or os.environ.get(SIMULATED) == "1"):
             return None
-        policy, ledger = (Path(str(config[key])) if key in config else None for key in ("policy", "ledger"))
+        named = ("policy", "ledger", "server-key")
+        policy, ledger, key = (Path(str(config[name])) if name in config else None for name in named)
         data_path = str(config["data-path"]) if "data-path" in config else None
-        return cls(str(context.run_id), int(config.get("num-partitions", 1)), policy, ledger, data_path)
+        return cls(str(context.run_id), int(config.get("num-partitions", 1)), policy, ledger, data_path, key)
+
+    def believe(self, message: Message, context: Context) -> None:
+        """PolicyError for a message that is not the server's, or that this client has had before.
+
+        Nothing is done with a message before this, and it is written into the ledger first: one that comes twice, from
+        whomever, is answered once.
+        """
+        if self.server_key is None:
+            return
+        number = check_signature(message, context.run_id, context.node_id, self._server_key())
+        if self.ledger is not None and not Ledger(self.ledger, create=False).first_time(self.run, f"message {number}"):
+            raise PolicyError("this client has had this message before, and answers it once")
+
+    def _server_key(self) -> Ed25519PublicKey:
+        try:
+            return read_public(Path(self.server_key or "").read_bytes())
+        except (OSError, DeployError) as error:
+            logging.getLogger("fedsim").error("%s: %s", self.server_key, error)
+            raise PolicyError("this client cannot read its server's key, so it answers nobody") from error
+
+    def vouched(self) -> Rows | None:
+        """Between which numbers of rows this client trains, as its policy says and enforces."""
+        return self._policy().rows if self.policy is not None else None
 
     def admit(self, scenario: Scenario) -> None:
         """PolicyError for a scenario for which not even a file is opened: what it asks for shows without the data."""
@@ -82,9 +112,10 @@ class Safeguards:
                 " npz, for which its owner can encode a table by a schema, or have it declare public_encoding"
             )
 
-    def check(self, scenario: Scenario, config: ConfigRecord, model: Tensor, examples: int) -> None:
+    def check(self, scenario: Scenario, content: RecordDict, model: Tensor, examples: int) -> None:
         """PolicyError for whatever the client's policy does not allow."""
-        request = request_of(scenario, config, model.numel(), examples)
+        request = request_of(scenario, content.config_records["config"], model.numel(), examples)
+        request = replace(request, counted=counted_rows(content))
         if request.sharing > self.clients:
             raise PolicyError(
                 f"cohort-size is {request.sharing}, but there are {self.clients} clients: noise would be shared with"
@@ -99,6 +130,21 @@ class Safeguards:
             return
         request = request_of(scenario, config, model.numel(), examples)
         charge_request(self._policy(), Ledger(self.ledger, create=False), scenario, request, self.run)
+
+    def check_holders(self, holders: object, what: str) -> None:
+        """PolicyError for what are not enough numbers of clients, each once.
+
+        The share of holder −1 would be the secret itself, and who stands there twice would be two of a threshold. How
+        many clients there are by now this one does not know: others may have joined after it.
+        """
+        numbers = holders if isinstance(holders, list) else []
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        if not whole or not all(0 <= number < MOST_HOLDERS for number in numbers):
+            raise PolicyError("the server names holders that are no clients, which are numbered from 0")
+        if len(set(numbers)) != len(numbers):
+            raise PolicyError("the server names a client twice among those of a sum")
+        if len(numbers) < (least := self._policy().smallest_cohort):
+            raise PolicyError(f"the server would {what} {len(numbers)} clients, smallest_cohort is {least}")
 
     def answer_once(self, what: str) -> None:
         """Write down, durably, that something is going to be answered; PolicyError, if it was already."""

@@ -41,6 +41,7 @@ def give_keys(message: Message, context: Context) -> Message:
 def give_shares(message: Message, context: Context, scenario: Scenario) -> Message:
     """Wave 2: a sealed share of each secret for every client."""
     state, config = _state(message, context, wave=1), message.content.config_records["config"]
+    _check_holders(context, config["clients"], "have shares dealt to")
     clients, keys = _keys(config)
     threshold = int(number(config, "threshold"))
     least = threshold_of(len(clients), all_needed=scenario.defence.client_dp is not None)
@@ -64,6 +65,7 @@ def check_ready(message: Message, context: Context) -> None:
     present: Any = sent["clients"] if sent is not None else []
     known: Any = state["clients"]
     threshold = int(number(state, "threshold"))
+    _check_holders(context, list(present), "sum over")
     if not set(present) <= set(known) or len(set(present)) < threshold:
         raise PolicyError(f"the server would sum over {len(present)} clients, {threshold} of the round are needed")
     sharing = message.content.config_records["config"].get("cohort-size", 0)
@@ -103,6 +105,7 @@ def give_unmasking(message: Message, context: Context) -> Message:
     present: Any = state["clients-present"]
     shares, prints = _bytes(state["shares"]), _bytes(state["prints"])
     arrived: Any = config["arrived"]
+    _check_holders(context, arrived, "unmask the sum of")
     _once(state, context, "unmasking")
     revealed = unmasking(
         _own(state, context),
@@ -147,6 +150,12 @@ def _state(message: Message, context: Context, wave: int) -> ConfigRecord:
             " wave is answered once, and without them an update of this scenario never leaves the client"
         )
     return state
+
+
+def _check_holders(context: Context, holders: object, what: str) -> None:
+    own = Safeguards.of(context)
+    if own is not None:
+        own.check_holders(holders, what)
 
 
 def _once(state: ConfigRecord, context: Context, wave: str) -> None:

@@ -7,8 +7,9 @@ loop is here; it calls the strategy as Flower would.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,15 @@ from torch import Tensor
 
 from fedsim.errors import RunError
 from fedsim.federation.arrays import Row, to_flat, to_record
+from fedsim.federation.asked import Journal
 from fedsim.federation.client import local_work
 from fedsim.federation.evaluation import Score, evaluate
 from fedsim.federation.fleet import FleetGrid, Owners, collect
-from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_begun, note_failure
-from fedsim.federation.inline import InlineGrid, client_of, node_of
-from fedsim.federation.plan import Plan, Told, as_happened, plan
+from fedsim.federation.folder import Checkpoint, RunWriter, clear_write_errors, note_failure
+from fedsim.federation.inline import InlineGrid, called, client_of, node_of
+from fedsim.federation.plan import Plan, Told, as_asked, as_told, plan
 from fedsim.federation.secure_rounds import secure_collect, shut_out_before
+from fedsim.federation.signature import Signer
 from fedsim.federation.transcript import Kind, MessageLine, Transcript, write_json
 from fedsim.privacy import PrivacyClaim
 from fedsim.scenario import EngineSection, Scenario
@@ -51,6 +54,8 @@ class RoundReport:
     claims: tuple[PrivacyClaim, ...]
 
 
+LARGEST_WEIGHT = 10.0
+"""Of a real client, as a multiple of the median of its round, where the scenario does not say."""
 Progress = Callable[[RoundReport], None]
 
 
@@ -90,17 +95,31 @@ def serve(
     grid: Grid, plan: Plan, folder: Path, progress: Progress | None = None, stop: threading.Event | None = None
 ) -> None:
     """Run the rounds that are left, and leave the trained model in the run folder."""
+    journal = _journal(plan.scenario.engine, folder)
     if not isinstance(grid, InlineGrid):
-        grid = FleetGrid(grid, plan.population, stop, _owners(plan.scenario.engine))
+        engine = plan.scenario.engine
+        grid = FleetGrid(grid, plan.population, stop, _owners(engine), _signer(engine, grid), journal)
     with clear_write_errors(folder):
         # The ServerApp of a run that was stopped to be resumed may take a while to notice.
         patience = 60.0 if plan.scenario.engine.kind == "deploy" else 0.0
         writer = RunWriter(folder, plan.layout, plan.scenario.adversary, patience)
         try:
-            model = _rounds(grid, plan, writer, progress or (lambda report: None))
+            model = _rounds(grid, plan, writer, progress or (lambda report: None), journal)
             writer.finish(plan.layout.unflatten(model))
         finally:
             writer.close()
+
+
+def _journal(engine: EngineSection, folder: Path) -> Journal | None:
+    """Whom a deployment has asked; RunError for a run of a fedsim that did not write it down."""
+    if engine.kind != "deploy":
+        return None
+    if (folder / "begun.txt").is_file():
+        raise RunError(
+            f"{folder} was begun by an earlier fedsim, which did not write down whom it asked, so nobody knows what was"
+            " spent; run the scenario again"
+        )
+    return Journal(folder)
 
 
 def _owners(engine: EngineSection) -> Owners | None:
@@ -111,25 +130,35 @@ def _owners(engine: EngineSection) -> Owners | None:
     return owners(engine)
 
 
-def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Tensor:
-    refusals: list[Refusal] = []
-    told, deployed = _told_before(writer.path), plan.scenario.engine.kind == "deploy"
-    planned, again = plan, dict[int, int]()
-    counted: tuple[Told, Mapping[int, int]] | None = None
+def _signer(engine: EngineSection, grid: Grid) -> Signer | None:
+    if engine.kind != "deploy":
+        return None
+    from fedsim.federation.link import signer
 
-    def count() -> None:
-        """Claim what has happened, and write it down where that is something else than was planned."""
+    return signer(engine, grid.run.run_id)
+
+
+def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress, journal: Journal | None) -> Tensor:
+    refusals: list[Refusal] = []
+    told, planned = _told_before(writer.path), plan
+    counted: object = None
+
+    def count(rounds: int) -> None:
+        """Claim what has happened, and write it down where that is something else than was written before."""
         nonlocal plan, counted
-        if counted != (happened := ({client: set(sizes) for client, sizes in told.items()}, again)):
-            plan, counted = as_happened(planned, *happened), happened
+        happened = (rounds, list(journal.asked)) if journal else {client: set(sizes) for client, sizes in told.items()}
+        if happened != counted:
+            plan, counted = as_asked(planned, journal.asked, rounds) if journal else as_told(planned, told), happened
             if plan is not planned:
                 write_json(writer.path / "claims.json", [claim.to_dict() for claim in plan.claims])
 
     def observe(round_: int, arrivals: Sequence[Arrival], refused: Sequence[Refusal]) -> None:
         refusals[:] = refused
-        for arrival in arrivals:
-            if arrival.client is not None and arrival.examples is not None:
-                told.setdefault(arrival.client, set()).add(arrival.examples)
+        examples = {a.client: a.examples for a in arrivals if a.client is not None and a.examples is not None}
+        for client, number in examples.items():
+            told.setdefault(client, set()).add(number)
+        if journal is not None:
+            journal.told(round_, examples)
         writer.transcript.received(round_, _received(round_, strategy.reply_kind, arrivals, refused))
 
     strategy, shut_out = make_strategy(plan, observe), shut_out_before(writer.path)
@@ -141,12 +170,12 @@ def _rounds(grid: Grid, plan: Plan, writer: RunWriter, progress: Progress) -> Te
         model = plan.start
         _report(plan, writer, progress, 0, None, _evaluate(plan, 0, model))
     arrays = to_record(model, plan.layout)
+    count(checkpoint.round if checkpoint else 0)  # with what an interrupted attempt has spent
     for round_ in range(1 + (checkpoint.round if checkpoint else 0), plan.scenario.rounds + 1):
-        if deployed:  # a simulated client would repeat itself, bit for bit
-            again = note_begun(writer.path, round_)
-        count()
-        arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays, shut_out)
-        count()
+        try:
+            arrays, metrics = play_round(grid, plan, writer, strategy, round_, arrays, shut_out)
+        finally:
+            count(round_)
         _check_enough(plan, round_, int(_number(metrics["clients"])), refusals)
         model = to_flat(arrays, plan.layout)
         _report(plan, writer, progress, round_, metrics, _evaluate(plan, round_, model))
@@ -178,9 +207,9 @@ def _check_enough(plan: Plan, round_: int, accepted: int, refusals: Sequence[Ref
         rate = plan.scenario.client.learning_rate
         lower = "" if plan.scenario.strategy.name == "fedsgd" else f"lower client.learning_rate, here {rate:g}, or "
         remedy = f"{lower}scale the data, and run the scenario again"
+    first = called(refusals[0].client, deployed=plan.scenario.engine.kind == "deploy")
     raise RunError(
-        f"round {round_}: {how_many} failed{wanted}, the first (client {refusals[0].client}) because "
-        f"{refusals[0].reason}; {remedy}"
+        f"round {round_}: {how_many} failed{wanted}, the first ({first}) because {refusals[0].reason}; {remedy}"
     )
 
 
@@ -248,6 +277,8 @@ def make_strategy(plan: Plan, observer: Callable[[int, Sequence[Arrival], Sequen
         secure_aggregation=scenario.defence.secure_aggregation,
         clipping_norm=scenario.defence.example_dp.clipping_norm if scenario.defence.example_dp else 1.0,
         least_replies=scenario.cohort.least_replies,
+        largest_weight=scenario.strategy.largest_weight
+        or (LARGEST_WEIGHT if scenario.engine.kind == "deploy" else None),
     )
     strategy = STRATEGIES[scenario.strategy.name]
     if scenario.adversary.active is not None:
@@ -273,7 +304,12 @@ def _received(
             loss=arrival.loss,
             bit=arrival.bit,
             bytes=4 * arrival.update.numel(),
+            reason=None
+            if arrival.told_weight is None
+            else f"it counts with weight {arrival.weight:g} in place of {arrival.told_weight:g}, by largest_weight",
         )
+        if line.reason is not None:
+            logging.getLogger("fedsim").warning("round %d, client %s: %s", round_, arrival.client, line.reason)
         lines.append((line, arrival.update))
     lines += [(MessageLine(round_, "received", "error", no.client, reason=no.reason), None) for no in refused]
     return lines

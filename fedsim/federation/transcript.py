@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
 from fedsim.errors import RunError
 from fedsim.federation.arrays import Row, tensor_of
+from fedsim.federation.records import Number, first_problem, read_json
 from fedsim.scenario import AdversarySection
 from fedsim.training import Layout
 
@@ -38,20 +40,25 @@ _as_json = json.JSONEncoder().encode
 class MessageLine:
     """One message as the server saw it. `client` is None for what concerns the whole cohort."""
 
-    round: int
+    __pydantic_config__ = ConfigDict(extra="forbid")  # of lines that are read
+
+    round: Number
     direction: Literal["sent", "received"]
     kind: Kind
-    client: int | None = None
-    clients: int | None = None
+    client: Number | None = None
+    clients: Number | None = None
     norm: float | None = None
-    examples: int | None = None
+    examples: Number | None = None
     loss: float | None = None
     bit: float | None = None
-    bytes: int = 0
+    bytes: Number = 0
     sha256: str | None = None
     file: str | None = None
     reason: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+
+
+_line_of = TypeAdapter(MessageLine).validate_json
 
 
 class TranscriptWriter:
@@ -121,9 +128,9 @@ class Transcript:
     def shapes(self) -> dict[str, torch.Size]:
         """The name and shape of each of the model's tensors, in the order of the flat vector."""
         try:
-            content = json.loads((self.folder / "layout.json").read_text())
+            content = read_json(self.folder / "layout.json")
             shapes = {name: torch.Size(shape) for name, shape in zip(content["names"], content["shapes"], strict=True)}
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
             raise self._damaged("layout.json", error) from error
         if not shapes:
             raise self._damaged("layout.json", "it names no tensor")
@@ -133,15 +140,14 @@ class Transcript:
         """Every message so far, in order; a last line that is still being written is left out."""
         path = self.folder / "messages.jsonl"
         if path.is_file():
-            with path.open() as lines:
+            with path.open(encoding="utf-8", errors="surrogateescape") as lines:
                 for number, line in enumerate(lines, 1):
                     if not line.endswith("\n"):
                         break
                     try:
-                        message = MessageLine(**json.loads(line))
-                    except (ValueError, TypeError) as error:
-                        raise self._damaged("messages.jsonl", f"line {number}: {error}") from error
-                    yield message
+                        yield _line_of(line)
+                    except ValidationError as error:
+                        raise self._damaged("messages.jsonl", f"line {number}: {first_problem(error)}") from error
 
     def model(self, round_: int, client: int | None = None) -> dict[str, Tensor]:
         """The model that was sent in a round, to a client; without one (a sum), what all clients' were made from."""
@@ -190,12 +196,21 @@ class Transcript:
                 held = [key for key in keys if f"{key}/{first}" in tensors.keys()]  # noqa: SIM118 - not a mapping
                 if held:
                     return {name: tensors.get_tensor(f"{held[0]}/{name}") for name in self.shapes}
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise self._damaged(file, error) from error
         raise RunError(f"{path} does not hold {keys[-1]}; see adversary.keep_clients and defence.secure_aggregation")
 
     def _damaged(self, file: str, why: object) -> RunError:
         return RunError(f"{self.folder / file} is damaged ({why}); run the scenario again")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of tensors is there, to its last byte."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
 
 
 def keeps_round(adversary: AdversarySection, round_: int) -> bool:

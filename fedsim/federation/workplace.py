@@ -17,6 +17,7 @@ from torch import nn
 from fedsim.data import Dataset, Partition, load_dataset, make_partition
 from fedsim.data.dataset import Rows
 from fedsim.errors import FedsimError, ModelError, PolicyError
+from fedsim.federation.footprint import checked_footprint
 from fedsim.models import build_model
 from fedsim.scenario import ModelSection, NpzData, Scenario
 from fedsim.training import ExampleClipping, Layout, LocalWork, layout_of
@@ -31,6 +32,8 @@ class Workplace:
     partition: Partition
     model: nn.Module
     layout: Layout
+    memory: int = 0
+    """About how many bytes a run needs, where it is this machine that runs it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +62,14 @@ _WHY_NAMES = (
 )
 
 
-def check_own_file(file: Path) -> None:
-    """Refuse, before a client connects, a file that it could not train on: in a round that would tell of its rows."""
-    if file.suffix == ".npz":
-        _all_rows(load_dataset(NpzData(source="npz", path=str(file.absolute())), 0), file)
+def check_own_file(file: Path) -> int | None:
+    """Refuse, before a client connects, a file that it could not train on: in a round that would tell of its rows.
+
+    The number of rows that it trains on, where that is known before a scenario is.
+    """
+    if file.suffix != ".npz":
+        return None
+    return len(_all_rows(load_dataset(NpzData(source="npz", path=str(file.absolute())), 0), file).x_train)
 
 
 def _all_rows(dataset: Dataset, file: Path) -> Dataset:
@@ -110,13 +117,16 @@ def workplace(
     else:
         partition = make_partition(scenario.partition, dataset, scenario.cohort.population, scenario.seed)
     shape = tuple(dataset.x_train.shape[1:])
+    memory = 0
     if largest is not None:
         check_size(scenario.model, shape, dataset, largest)
+    elif data_path is None:
+        memory = checked_footprint(scenario, dataset, partition).total
     try:
         model = build_model(scenario.model, shape, dataset.classes, scenario.seed, kind=dataset.kind)
     except (RuntimeError, OverflowError, MemoryError) as error:  # of torch, for what no memory holds
         raise ModelError(f"model {scenario.model.name} is too large for this machine; ask for a smaller one") from error
-    return Workplace(scenario, dataset, partition, model, layout_of(model))
+    return Workplace(scenario, dataset, partition, model, layout_of(model), memory)
 
 
 def check_size(model: ModelSection, shape: tuple[int, ...], dataset: Dataset, largest: int) -> None:

@@ -34,7 +34,7 @@ from fedsim.privacy.mechanisms import (
     sign,
     within_norm,
 )
-from fedsim.privacy.promises import OUTSIDER, SERVER, Exposure, Noise, Setting
+from fedsim.privacy.promises import OUTSIDER, SERVER, Exposure, Noise, Setting, rows_needed
 from fedsim.privacy.rounding import p_value_text, rounded_down, rounded_up
 from fedsim.privacy.spending import claims, privacy_curve, resolve_noise, settings_by_round
 
@@ -79,6 +79,7 @@ __all__ = [
     "resolve_noise",
     "rounded_down",
     "rounded_up",
+    "rows_needed",
     "settings_by_round",
     "sign",
     "smallest_noise",

@@ -72,7 +72,7 @@ class PrivacyClaim:
     def sentence(self) -> str:
         """One sentence for people; never epsilon without delta, unit, adjacency and observer. Epsilon is rounded up."""
         if not self.finite:
-            return f"No privacy claim for a {self.unit} against {self.observer}: {self.mechanism}."
+            return f"No privacy claim for one {self.unit} against {self.observer}: {self.mechanism}."
         sampling = "" if self.sampling == "none" else f" ({self.sampling} sampling, rate {self.sample_rate:.3g})"
         sampling = sampling.replace("poisson", "Poisson")
         times = "once" if self.compositions == 1 else f"{self.compositions:,} times"

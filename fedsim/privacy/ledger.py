@@ -56,12 +56,19 @@ CREATE TABLE IF NOT EXISTS once (run TEXT NOT NULL, what TEXT NOT NULL, time REA
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent, and how often a day (the last 24 hours) something may be released."""
+    """The most that may be spent, and how often a day (the last 24 hours) something may be released.
+
+    The day is that of this machine's clock. Where the clock was put back, what was charged later than now counts as
+    today's: a cap may then last longer than a day, never shorter. What is spent for ever and in a run needs no clock.
+    """
 
     unit: Unit
     epsilon: float
     delta: float
     a_day: int | None = None
+    """Releases."""
+    epsilon_a_run: float | None = None
+    epsilon_a_day: float | None = None
 
 
 Parts = Mapping[Unit, tuple[Mechanism, int]]
@@ -124,7 +131,7 @@ class Ledger:
                     raise PrivacyError(f"attempt {charge.attempt} of round {round} is charged as another mechanism")
             fresh = [charge for charge in new if _key(charge) not in there]
             if budget is not None and fresh:
-                _check_budget(list(there.values()), fresh, budget)
+                check_budget(list(there.values()), fresh, budget)
             connection.executemany(f"INSERT INTO charges VALUES (NULL{', ?' * 12})", map(_row, fresh))
 
     def first_time(self, run: str, what: str) -> bool:
@@ -222,24 +229,46 @@ class Ledger:
                 raise
 
 
-def _check_budget(there: Sequence[Charge], fresh: Sequence[Charge], budget: Budget) -> None:
+def check_budget(there: Sequence[Charge], fresh: Sequence[Charge], budget: Budget) -> None:
+    """PolicyError for charges that are over the budget, after those that are there."""
     if budget.a_day is not None and _recent(there) >= budget.a_day:
         raise PolicyError(
             f"rounds_a_day is {budget.a_day}, and {_recent(there)} rounds were answered in the last 24 hours; wait"
         )
+    for_good = "it is refused for good unless the owner raises the budget"
+    total = _check_epsilon("largest_epsilon", there, fresh, budget.epsilon, budget, "", for_good)
+    in_run = [charge for charge in there if charge.run == fresh[0].run]
+    for name, most, some, when, remedy in (
+        ("largest_epsilon_a_run", budget.epsilon_a_run, in_run, " in this run", "the rest is for other runs"),
+        ("largest_epsilon_a_day", budget.epsilon_a_day, _of_today(there), " in the last 24 hours", "wait"),
+    ):
+        if most is not None and total > most:  # else a part of it is not above it either
+            _check_epsilon(name, some, fresh, most, budget, when, remedy)
+
+
+def _check_epsilon(
+    name: str, there: Sequence[Charge], fresh: Sequence[Charge], most: float, budget: Budget, when: str, remedy: str
+) -> float:
+    """The ε of all charges; PolicyError, if that is more than is allowed."""
     after = compose([*there, *fresh], budget.unit, budget.delta)
-    if not after.epsilon <= budget.epsilon:
+    if not after.epsilon <= most:
         before = compose(there, budget.unit, budget.delta)
         raise PolicyError(
-            f"largest_epsilon is {budget.epsilon:g} at δ = {budget.delta:g} for one {budget.unit}, of which"
-            f" {rounded_up(before.epsilon)} is spent, and this round would make it {rounded_up(after.epsilon)};"
-            " it is refused for good unless the owner raises the budget"
+            f"{name} is {most:g} at δ = {budget.delta:g} for one {budget.unit}, of which"
+            f" {rounded_up(before.epsilon)} is spent{when}, and this round would make it {rounded_up(after.epsilon)};"
+            f" {remedy}"
         )
+    return after.epsilon
+
+
+def _of_today(charges: Sequence[Charge]) -> list[Charge]:
+    """Those of the last 24 hours (or, by a clock that was put back, later than now)."""
+    since = time.time() - DAY
+    return [charge for charge in charges if charge.time > since]
 
 
 def _recent(charges: Sequence[Charge]) -> int:
-    since = time.time() - DAY
-    return len({(charge.run, charge.round, charge.attempt) for charge in charges if charge.time > since})
+    return len({(charge.run, charge.round, charge.attempt) for charge in _of_today(charges)})
 
 
 def _key(charge: Charge) -> tuple[str, Unit, str, int, str]:

@@ -29,9 +29,11 @@ _SEED = (
     " other run with the same seed is released"
 )
 _OWN_LEDGER = (
-    "clients hold as many examples as they say (under secure aggregation, where they say nothing: as the server's copy"
-    " of the scenario gives them); a round that was begun again after an interruption counts as often as it was begun;"
-    " what a client has really spent stands in its own ledger"
+    "a client holds as many examples as it says with its update or, where no update came or only a sum was seen,"
+    " between the numbers that its own policy vouches for (smallest_examples, largest_examples), outside of which it"
+    " refuses to train; every request that was sent to a client counts, answered or not; what a client has really spent"
+    " stands in its own ledger, which is charged less where it holds more rows than it vouches for, and more where it"
+    " does not count the noise of others"
 )
 _ENCODED = {"breast_cancer", "csv", "text", "descriptions", "hub"}
 _PUBLIC_ENCODING = (
@@ -182,6 +184,21 @@ def _example_promise(scenario: Scenario, section: ExampleDp, sigma: float) -> Pr
         ),
         steps=steps,
     )
+
+
+def rows_needed(scenario: Scenario) -> tuple[bool, bool]:
+    """Whether what an example spends depends on the fewest rows of its client, and on the most; see `_example_step`.
+
+    Fewer rows mean a larger sampling rate; more of them, where work is counted in epochs, mean more steps. So a lower
+    bound alone bounds nothing there: at noise 0.6, batches of 20 and two rounds, 100 rows spend more than 11.
+    """
+    section, client = scenario.defence.example_dp, scenario.client
+    if section is None or client.batch_size is None:  # a batch of all rows is joined by each of them, however many
+        return False, False
+    counts_steps = scenario.strategy.name == "fedsgd" or client.steps is not None
+    if section.batches == "poisson":
+        return True, not counts_steps
+    return client.steps is not None, False
 
 
 def _example_step(scenario: Scenario, exposure: Exposure, sigma: float, poisson: bool) -> tuple[Mechanism, int]:

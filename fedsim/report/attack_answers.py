@@ -135,7 +135,7 @@ def _answer(files: AttackFiles) -> list[str]:
         found = sum(update.found for update in document.observations)
         return [
             "Nobody here can say whether it worked: there is no truth to compare with. It offers"
-            f" {counted(found, noun)}; how sure it is of each stands beside it, and no more than that can be known."
+            f" {counted(found, noun)}; what speaks for each stands beside it, and no more than that can be known."
         ]
     if not any(score.found for score in scores):
         return _labels_only(scores, noun)

@@ -44,13 +44,10 @@ def binned(pairs: Sure) -> list[Bin]:
     ]
 
 
-def reliability(name: str, series: Mapping[str, Sure], *, probability: bool = True) -> Drawing | None:
-    """Confidence against the share that is right, with counts; `series`: by what is counted ("cells", "pictures").
-
-    `probability` False: the confidence is a score that only orders the items, and the caption says so.
-    """
+def reliability(name: str, series: Mapping[str, Sure]) -> Drawing | None:
+    """Confidence against the share that is right, with counts; `series`: by what is counted ("cells", "pictures")."""
     lines = {what: binned(pairs) for what, pairs in series.items() if pairs}
-    if all(len(bins) < 2 for bins in lines.values()):  # one confidence for all orders nothing
+    if not lines:
         return None
     rows = tuple(
         (f"{what}, confidence {sure:.2f}", sure, share.share, *share.interval, share.of)
@@ -84,11 +81,8 @@ def reliability(name: str, series: Mapping[str, Sure], *, probability: bool = Tr
         for what, bins in lines.items()
     )
     meaning = (
-        "On the dotted line, what is said to be 90% sure is right nine times of ten. Above it the attacker is too"
-        " modest, below it too bold."
-        if probability
-        else "The confidence of this attack is a score that orders its items and no probability: 0.9 does not promise"
-        " nine times of ten. What matters is whether the share that is right rises with it."
+        "A confidence is a lower bound: points on or above the dotted line keep it. Points below it by more than their"
+        " interval are cells or items of which the attacker was too sure."
     )
     return make_drawing(
         f"{name}-reliability",

@@ -35,6 +35,8 @@ class AttackedUpdate(_Object):
     loss: float | None = None
     certified: int | None = None
     label_counts: tuple[float, ...] | None = None
+    event: str = ""
+    """What its confidences are the probability of; empty: it was not calibrated, and shows no confidence."""
     notes: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()

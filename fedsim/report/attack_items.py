@@ -22,8 +22,6 @@ from fedsim.report.attack_files import AttackedUpdate, AttackFiles
 from fedsim.report.blocks import Pair, Pairs, Part, Picture, Pictures
 
 MOST_ITEMS = 24
-CALIBRATED = frozenset({"tabular"})
-"""Attacks whose confidence is meant as a probability; that of the others is a score that only orders their items."""
 SMALLEST_SIDE = 96  # pixels of a picture on the page
 Decode = Callable[[Tensor], list[str]]
 
@@ -33,28 +31,32 @@ class Item:
     """One reconstruction, or an original that none was found for (`found` is None)."""
 
     update: AttackedUpdate
+    order: float
+    """The attacker's own order of its items: a score that is never shown."""
     confidence: float | None
+    """A lower bound of the probability that it is right; None where the attack was not calibrated."""
     original: Tensor | None
     found: Tensor | None
     cells: Tensor | None
     certified: bool
     score: ItemScore | None
-    calibrated: bool = False
-    """Whether the confidence is a probability."""
 
 
 def items_of(files: AttackFiles) -> list[Item]:
     """Every item of every update, the surest first, and at the end what was not found."""
     found = [item for update in files.document.observations for item in _found(files, update)]
     missing = [item for update in files.document.observations for item in _missing(files, update)]
-    return sorted(found, key=lambda item: -(item.confidence or 0.0)) + missing
+    return sorted(found, key=lambda item: -item.order) + missing
 
 
 def _found(files: AttackFiles, update: AttackedUpdate) -> list[Item]:
     inputs = files.found.get(f"{update.key}/inputs")
     if inputs is None:
         return []
-    confidence, cells, certified = (files.found.get(f"{update.key}/{n}") for n in ("confidence", "cells", "certified"))
+    names = ("score", "confidence", "cells", "certified")
+    order, confidence, cells, certified = (files.found.get(f"{update.key}/{name}") for name in names)
+    if not update.event:  # a run of before confidences were calibrated, or a table whose cells are only agreed upon
+        order, confidence, cells = confidence if order is None else order, None, None
     truth, score = files.truth.get(f"{update.key}/inputs"), update.scored
     items = []
     for place in range(len(inputs)):
@@ -63,13 +65,13 @@ def _found(files: AttackFiles, update: AttackedUpdate) -> list[Item]:
         items.append(
             Item(
                 update=update,
+                order=float(order[place]) if order is not None else 0.0,
                 confidence=float(confidence[place]) if confidence is not None else None,
                 original=truth[one.original] if paired and truth is not None and one is not None else None,
                 found=inputs[place],
                 cells=cells[place] if cells is not None else None,
                 certified=bool(certified[place]) if certified is not None else False,
                 score=one,
-                calibrated=(files.document.attack if score is None else score.attack) in CALIBRATED,
             )
         )
     return items
@@ -80,7 +82,7 @@ def _missing(files: AttackFiles, update: AttackedUpdate) -> list[Item]:
     if truth is None or score is None:
         return []
     return [
-        Item(update, None, truth[place], None, None, False, None)
+        Item(update, 0.0, None, truth[place], None, None, False, None)
         for place in range(len(truth))
         if place not in score.assignment
     ]
@@ -117,12 +119,17 @@ def _marks(items: Sequence[Item], note: str) -> str:
     return f"{note} What is wrong is marked.".strip() if marked else note
 
 
+def percent_down(probability: float) -> str:
+    """Whole per cent, rounded down: a lower bound must not grow by rounding."""
+    return f"{math.floor(100 * probability + 1e-9)}%"
+
+
 def _caption(item: Item) -> str:
     parts = [item.update.name[0].upper() + item.update.name[1:]]
     if item.found is None:
         return f"{parts[0]}: not found"
     if item.confidence is not None and not item.certified:  # a certified item wears a badge, which says more
-        parts.append(f"{100 * item.confidence:.0f}% sure" if item.calibrated else f"score {item.confidence:.2f}")
+        parts.append(f"at least {percent_down(item.confidence)} sure")
     if item.score is not None:
         parts += _metrics(item.score)
     return ", ".join(parts)
@@ -195,11 +202,8 @@ def _row(item: Item, files: AttackFiles, decode: Decode) -> Pair:
     if item.found is None:
         return Pair(original, None, _caption(item))
     texts = decode(item.found)
-    notes = (
-        [f"{100 * value:.0f}%" if item.calibrated else f"{value:.2f}" for value in sure]
-        if sure is not None and len(sure) == len(texts)
-        else [""] * len(texts)
-    )
+    bounds = sure if sure is not None and len(sure) == len(texts) else [0.0] * len(texts)
+    notes = [f"≥ {percent_down(bound)}" if bound else "" for bound in bounds]
     found = tuple(Part(text, bool(bad), note) for text, bad, note in zip(texts, wrong, notes, strict=True))
     return Pair(original, found, _caption(item), item.certified)
 

@@ -16,7 +16,7 @@ from fedsim.report import words
 from fedsim.report.attack_answers import NOUNS, did_it_work, mean_over_originals
 from fedsim.report.attack_figures import allowed_and_measured, reliability
 from fedsim.report.attack_files import AttackedUpdate, AttackFiles
-from fedsim.report.attack_items import CALIBRATED, side_by_side
+from fedsim.report.attack_items import side_by_side
 from fedsim.report.blocks import Block, Bullets, Cell, Definitions, Paragraph, Section, Table
 from fedsim.report.run_files import RunFiles
 
@@ -65,7 +65,8 @@ def _page(run: RunFiles, files: AttackFiles, number: int, total: int) -> Section
         _summary(files),
         _label_table(files, run.summary.class_names),
         *_bounds(anchor, compared),
-        reliability(anchor, _confidence(files), probability=_calibrated(files)),
+        _confidence_meaning(files),
+        reliability(anchor, _confidence(files)),
         *_notes(document.observations),
     ]
     title = f"Attack {number}: {files.title}" if total > 1 else f"Attack: {files.title}"
@@ -86,11 +87,13 @@ def _summary(files: AttackFiles) -> Table | None:
         return None
     if not files.scores:
         plain = tuple((u.name, u.found, u.certified, u.loss, _mean_confidence(files, u)) for u in updates)
-        return Table("By update", ("update", "found", "certified", "matching loss", _confidence_name(files)), plain)
+        shown = 5 if any(row[-1] is not None for row in plain) else 4
+        heads = ("update", "found", "certified", "matching loss", "mean confidence")
+        return Table("By update", heads[:shown], tuple(row[:shown] for row in plain))
     # Where an attack looks for labels only, no picture is compared with anything.
     names = [name for name in METRICS if any(name in score.metrics for score in files.scores if score.found)]
     columns = ("update", "originals", "found", "recognisable", "near", "exact", *(METRICS[name] for name in names))
-    columns += ("labels right", "certified", "matching loss", _confidence_name(files))
+    columns += ("labels right", "certified", "matching loss", "mean confidence")
     rows = tuple(_scored_row(files, update, names) for update in updates)
     rows += _guess_rows(files.scores, names, len(columns)) if names else ()
     empty = () if names else ("found", "recognisable", "near", "exact")
@@ -162,18 +165,22 @@ def _legend(scores: Sequence[ReconstructionScore]) -> str:
 
 
 def _mean_confidence(files: AttackFiles, update: AttackedUpdate) -> float | None:
-    confidence = files.found.get(f"{update.key}/confidence")
-    return float(confidence.double().mean()) if confidence is not None and confidence.numel() else None
+    """Of the cells of a table, else of the items; None where it was not calibrated."""
+    named = (files.found.get(f"{update.key}/{name}") for name in ("cells", "confidence"))
+    confidence = next((tensor for tensor in named if tensor is not None and tensor.numel()), None)
+    return float(confidence.double().mean()) if confidence is not None and update.event else None
 
 
-def _calibrated(files: AttackFiles) -> bool:
-    """Whether the confidence of what is shown is a probability, and not only a score."""
-    played = {score.attack for score in files.scores} or {files.document.attack}
-    return played <= CALIBRATED and bool(files.document.settings.get("calibrate", True))
-
-
-def _confidence_name(files: AttackFiles) -> str:
-    return "mean confidence" if _calibrated(files) else "mean score"
+def _confidence_meaning(files: AttackFiles) -> Paragraph:
+    """What the confidences are the probability of, or that there are none."""
+    events = dict.fromkeys(update.event for update in files.document.observations if update.event)
+    if not events:
+        return Paragraph(
+            "No probability is given that an item is right: this attack was not calibrated here. Items are in the order"
+            " of the attacker's own evidence. A small matching loss is no proof, because several batches may explain"
+            " one update."
+        )
+    return Paragraph(f"A confidence is a lower bound of the probability that {'; or that '.join(events)}.")
 
 
 def _bounds(anchor: str, compared: tuple[Comparison, ...]) -> list[Block]:
@@ -187,9 +194,10 @@ def _bounds(anchor: str, compared: tuple[Comparison, ...]) -> list[Block]:
 
 def _confidence(files: AttackFiles) -> dict[str, list[tuple[float, bool]]]:
     plural = {"table": "cells"}
+    scores = [update.scored for update in files.document.observations if update.event and update.scored]
     series = {
-        plural.get(files.document.kind, "parts"): [pair for score in files.scores for pair in score.cells],
-        f"{NOUNS[files.document.kind]}s": [pair for score in files.scores for pair in score.reliability],
+        plural.get(files.document.kind, "parts"): [pair for score in scores for pair in score.cells],
+        f"{NOUNS[files.document.kind]}s": [pair for score in scores for pair in score.reliability],
     }
     return {what: pairs for what, pairs in series.items() if pairs}
 

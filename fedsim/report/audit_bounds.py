@@ -32,8 +32,9 @@ Row = tuple[str, str, str, str, str]
 NARROW = "\N{NO-BREAK SPACE}"
 NOTE = (
     "A dash: this audit did not try it, and the bound holds all the same. Intervals are those of independent trials,"
-    " those of a difference hold for both rates together. TPR at an FPR is read off the measured curve, at a threshold"
-    " that was picked by looking at it."
+    " those of a difference hold for both rates together. TPR at an FPR is that of a threshold chosen on other trials"
+    " in a game; elsewhere it is read off the measured curve, at a threshold that was picked by looking at it, and is"
+    " no proof."
 )
 PARTS = {
     "accountant": "the accountant: what it claims beyond the exact ε of the mechanism",
@@ -59,7 +60,7 @@ def bounds_table(audit: Audit, attacks: Sequence[AttackFiles]) -> Table | None:
 def _membership(audit: Audit, claim: Claim) -> Iterator[Row]:
     pair, numbers = (claim.epsilon, claim.delta), audit.numbers
     allowed = membership_advantage(*pair) if numbers.allowed_advantage is None else numbers.allowed_advantage
-    low, high = (None, None) if numbers.counts is None else _difference(numbers.counts)
+    low, high = numbers.advantage_interval or _difference(numbers.counts)
     advantage = _measured(numbers.counts)
     accuracy = None if advantage is None else (1 + advantage) / 2
     ends = (None, None) if low is None or high is None else ((1 + low) / 2, (1 + high) / 2)
@@ -67,8 +68,7 @@ def _membership(audit: Audit, claim: Claim) -> Iterator[Row]:
     yield _row("membership advantage, TPR − FPR", allowed, advantage, (low, high), kind)
     yield _row("accuracy, half of the trials with the record in", membership_accuracy(*pair), accuracy, ends, kind)
     for alarms in ALARMS:
-        hits = _hits_at(audit, alarms)
-        share, interval = (None, (None, None)) if hits is None else (hits.share, hits.interval)
+        share, interval = _hits_at(audit, alarms)
         yield _row(f"TPR at FPR {100 * alarms:g}%", tpr_at_fpr(*pair, alarms), share, interval, "edge of the region")
 
 
@@ -101,17 +101,28 @@ def _measured(counts: Counts | None) -> float | None:
     return None if counts is None or not counts.usable else counts.hits.share - counts.alarms.share
 
 
-def _difference(counts: Counts) -> tuple[float | None, float | None]:
+def _difference(counts: Counts | None) -> tuple[float | None, float | None]:
     """The interval of TPR − FPR: each rate is given half of the error."""
-    if not counts.usable:
+    if counts is None or not counts.usable:
         return None, None
     hits = clopper_pearson(counts.hits.right, counts.hits.of, 0.975)
     alarms = clopper_pearson(counts.alarms.right, counts.alarms.of, 0.975)
     return hits[0] - alarms[1], hits[1] - alarms[0]
 
 
-def _hits_at(audit: Audit, alarms: float) -> Share | None:
-    """The most hits of a threshold with at most so many false alarms; None where there are too few trials to tell."""
+def _hits_at(audit: Audit, alarms: float) -> tuple[float | None, tuple[float | None, float | None]]:
+    """The hits where there are at most so many false alarms, and their interval; None: too few trials to tell.
+
+    Of a game at a threshold that was chosen on other trials; else the most of any threshold.
+    """
+    if audit.numbers.game is not None and audit.numbers.advantage_interval is not None:
+        found = next((one.hits for one in audit.numbers.rates if one.at == alarms), None)
+        return (found.value, (found.low, found.high)) if found else (None, (None, None))
+    share = _most_hits(audit, alarms)
+    return (share.share, share.interval) if share else (None, (None, None))
+
+
+def _most_hits(audit: Audit, alarms: float) -> Share | None:
     ins, outs = sides(audit)
     rates = audit.numbers.trade_off
     if not ins or not outs or alarms * outs < 1 or not len(rates):

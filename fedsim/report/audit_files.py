@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What audits have left in RUN/audit.json: settings, verdicts, and the rates and counts behind them."""
+"""What audits have left in the folder of a run: settings, verdicts, and the rates and counts behind them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedsim.audit.results import audit_paths
 from fedsim.audit.scores.shares import Share
 from fedsim.audit.verdict import Verdict
 from fedsim.errors import FedsimError, RunError
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.privacy.loss import Floats
 
-FILE = "audit.json"
 Rate = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Many = Annotated[int, Field(ge=0)]
@@ -120,6 +120,26 @@ class GamePlayed(_Object):
     data: tuple[str, ...] = ()
 
 
+class Ends(_Object):
+    """A number with its interval, at the confidence of the audit."""
+
+    value: Number
+    low: Number
+    high: Number
+
+
+class RateAt(_Object):
+    """The TPR of a game where the FPR is on average at most `at`, at a threshold chosen on other trials.
+
+    None where so few trials cannot resolve that FPR; `needed` trials can.
+    """
+
+    at: Rate
+    hits: Ends | None = None
+    alarms: Ends | None = None
+    needed: Many = 0
+
+
 class AuditNumbers(_Object):
     """The numbers of an audit; each kind has those of its own."""
 
@@ -142,7 +162,14 @@ class AuditNumbers(_Object):
     """Of the trials of a game, those with the record in."""
     advantage: Number | None = None
     allowed_advantage: Rate | None = None
+    advantage_interval: tuple[Number, Number] | None = None
     auc: Rate | None = None
+    auc_interval: tuple[Rate, Rate] | None = None
+    rates: tuple[RateAt, ...] = ()
+    looks_at: str = ""
+    """What the adversary of a game makes its score of."""
+    scope: str = ""
+    """What a game plays, and what of the federation it leaves out."""
     rows: tuple[SumRow, ...] = ()
     outcomes: tuple[SumOutcome, ...] = ()
     notes: tuple[str, ...] = ()
@@ -173,16 +200,17 @@ class Audit(_Object):
 
 
 class AuditDocument(_Object):
-    """RUN/audit.json."""
+    """One file with results."""
 
     audits: tuple[Audit, ...]
 
 
-def read_audit_file(run: Path) -> tuple[Audit, ...]:
+def read_audit_files(run: Path) -> tuple[Audit, ...]:
     """The audits of a run in order, none where it was not audited; RunError for a file that cannot be read."""
-    path = run / FILE
-    if not path.is_file():
-        return ()
+    return tuple(audit for path in audit_paths(run) for audit in _read(path))
+
+
+def _read(path: Path) -> tuple[Audit, ...]:
     try:
         return AuditDocument.model_validate_json(path.read_bytes()).audits
     except (ValidationError, FedsimError, OSError, ValueError, TypeError) as error:

@@ -15,20 +15,30 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
+from fedsim.audit.results import audit_paths
 from fedsim.errors import counted
 from fedsim.privacy.claim import PrivacyClaim
 from fedsim.report import words
 from fedsim.report.attack_answers import NOUNS, graded_total, leak_of, standing_of, tried_by
 from fedsim.report.attack_files import total_right
-from fedsim.report.audit_files import FILE as AUDIT_FILE
-from fedsim.report.audit_files import Audit, read_audit_file
+from fedsim.report.audit_files import Audit, read_audit_files
 from fedsim.report.audit_pages import audit_facts, audit_pages
 from fedsim.report.blocks import Fact, Section
 from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
 from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
-from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
+from fedsim.report.standing import (
+    LEAKS,
+    Leak,
+    Standing,
+    allowance,
+    allowed_by,
+    leak_of_games,
+    tested_by,
+    tested_in_words,
+    tone,
+)
 
 # The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold: the
 # same run must be the same bytes. The page is complete without it.
@@ -69,11 +79,7 @@ def write_report(folder: Path) -> Path:
     The folder is that of a run, or of the audit of a function. The same folder gives the same bytes. A run that is
     still growing gives a report that says so.
     """
-    if holds_only_audits(folder):
-        digest = hashlib.sha256((folder / AUDIT_FILE).read_bytes()).hexdigest()
-        page = replace(page_of_audits(read_audit_file(folder)), source=AUDIT_FILE, fingerprint=digest)
-    else:
-        page = page_of(read_run_files(folder))
+    page = _page_of_functions(folder) if holds_only_audits(folder) else page_of(read_run_files(folder))
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     for section in page.sections:
@@ -87,14 +93,23 @@ def write_report(folder: Path) -> Path:
 
 def holds_only_audits(folder: Path) -> bool:
     """Whether a folder is that of the audit of a function, and of no run."""
-    return (folder / AUDIT_FILE).is_file() and not (folder / "scenario.yaml").exists()
+    return bool(audit_paths(folder)) and not (folder / "scenario.yaml").exists()
 
 
 def page_of(run: RunFiles) -> Page:
     """The report of a run."""
     digest = hashlib.sha256(run.scenario_text.encode()).hexdigest()
     name, question = run.scenario.name, run.scenario.question
-    return Page(name, facts(run), sections_of(run), question, status(run), "scenario.yaml", digest)
+    state = f"{warning(run)} {status(run)}".strip()
+    return Page(name, facts(run), sections_of(run), question, state, "scenario.yaml", digest)
+
+
+def _page_of_functions(folder: Path) -> Page:
+    """The report of a folder of audits; its hash is that of their files, one after the other."""
+    paths = audit_paths(folder)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    names = ", ".join(str(path.relative_to(folder)) for path in paths)
+    return replace(page_of_audits(read_audit_files(folder)), source=names, fingerprint=digest)
 
 
 def page_of_audits(audits: Sequence[Audit]) -> Page:
@@ -124,13 +139,25 @@ def render(page: Page) -> str:
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
-    leak: Leak = max((leak_of(files) for files in run.attacks), key=LEAKS.index, default="unknown")
+    leak: Leak = max([leak_of_games(run.audits), *map(leak_of, run.attacks)], key=LEAKS.index)
     return (
         *first,
         *_crafted(run),
         *_reconstructed(run),
         *_claims(run, leak),
         *audit_facts(run.audits, leak, explain=False),
+    )
+
+
+def warning(run: RunFiles) -> str:
+    """A sentence when files of the run are damaged, else nothing: what is below may then be wrong."""
+    if not run.damage:
+        return ""
+    shown = ", ".join(run.damage[:5]) + (f" and {len(run.damage) - 5:,} more" if len(run.damage) > 5 else "")
+    are = "is" if len(run.damage) == 1 else "are"
+    return (
+        f"Damaged: {shown} {are} missing, cut short or changed since the run was written, so this page may be wrong."
+        " Restore the folder from a backup, or run the scenario again."
     )
 
 

@@ -58,12 +58,7 @@ def privacy_spent(run: RunFiles) -> Section:
             blocks.append(Paragraph(f"{sentence[0].upper()}{sentence[1:]}.", "warning"))
             blocks.append(Paragraph(_no_claim_means(run)))
     if run.claims and not run.finished:
-        planned = counted(run.scenario.rounds, "planned round")
-        blocks.append(
-            Paragraph(
-                f"The run has not ended. The claims hold for all {planned}; the figure shows what is spent.", "note"
-            )
-        )
+        blocks.append(Paragraph(f"The run has not ended. {_what_claims_cover(run)}", "note"))
     blocks += [Paragraph(claim.sentence(), "plain" if claim.finite else "warning") for claim in run.claims]
     if lines:
         blocks.append(_drawing(run, lines))
@@ -75,6 +70,14 @@ def privacy_spent(run: RunFiles) -> Section:
             if claim.assumptions
         ]
     return Section("privacy", "Privacy spent", tuple(blocks))
+
+
+def _what_claims_cover(run: RunFiles) -> str:
+    """Of a deployment nobody knows beforehand who will be asked, and with how many rows."""
+    if run.scenario.engine.kind == "deploy":
+        return "The claims hold for what the clients have been asked for so far, and grow with every round."
+    planned = counted(run.scenario.rounds, "planned round")
+    return f"The claims hold for all {planned}; the figure shows what is spent."
 
 
 def spent_lines(run: RunFiles) -> dict[Key, list[tuple[int, float]]]:

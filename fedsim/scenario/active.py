@@ -7,14 +7,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.scenario.numbers import Count, CountOrZero, Part, Positive
 from fedsim.scenario.section import Section
 
 
 class _Active(Section):
-    rounds: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
+    rounds: tuple[Count, ...] = (1,)
     """The rounds in which crafted weights are sent. Their updates are read, not trained with: an update of a crafted
     model says nothing about the honest one, which waits for the next round."""
-    clients: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = "all"
+    clients: Literal["all"] | tuple[CountOrZero, ...] = "all"
     """Who gets them; everybody else gets the honest model, and is trained with."""
 
 
@@ -25,7 +26,7 @@ class _Calibrated(_Active):
 
 
 class _Bins(_Calibrated):
-    queries: int = Field(3, ge=1)
+    queries: Annotated[int, Field(ge=1, le=1024)] = 3
     """Different questions among which the bins are shared. 1 is the paper; with more, an example that collides in one
     is read in another and taken out of the first, and two answers prove each other."""
     query: Literal["random", "cosine", "average"] = "random"
@@ -46,7 +47,7 @@ class ImprintServer(_Bins):
     kind: Literal["imprint"]
     """Who is alone in a bin is read exactly. The first layer must be dense (model mlp, or imprint, the block that a
     server puts in front)."""
-    bins: int | None = Field(None, ge=2)
+    bins: Annotated[int, Field(ge=2, le=2**24)] | None = None
     """Rows of the layer that are used; null: all."""
 
 
@@ -55,7 +56,7 @@ class TrapServer(_Calibrated):
 
     kind: Literal["trap"]
     """Who is alone in activating a row is read exactly. The first layer must be dense."""
-    rate: float | None = Field(None, gt=0, lt=1)
+    rate: Part | None = None
     """The share of the examples that activates a row; null: one over the size of the batch."""
 
 
@@ -64,10 +65,10 @@ class FishingServer(_Active):
 
     kind: Literal["fishing"]
     """Only the head is changed, so it works with every architecture; what is caught is one example."""
-    target: int | None = Field(None, ge=0)
+    target: CountOrZero | None = None
     """The class of which one example is wanted (that which looks least like its class); null: the class in which the
     public rows say that this succeeds most often."""
-    gain: float = Field(60.0, gt=0)
+    gain: Positive = 60.0
     """How steep the head is: an example that is one standard deviation more typical weighs exp(-gain) as much."""
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from fedsim.scenario.numbers import Count, Delta, Seed, Share
 from fedsim.scenario.section import Section
 
 GameName = Literal[
@@ -21,14 +22,14 @@ LANGUAGE_GAMES: frozenset[GameName] = frozenset({"RC-Targ", "RC-Untarg"})
 class _Audit(Section):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """A true claim is found violated with probability of at most one minus this."""
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: Seed | None = None
     """Of the audit's own coins and of the run that it makes; null: one that follows from the scenario's seed."""
 
 
 class _Canaries(_Audit):
-    canaries: int | None = Field(None, ge=1)
+    canaries: Count | None = None
     """How many there are; each is present by a fair coin."""
-    guess_share: float = Field(0.07, gt=0, le=1)
+    guess_share: Share = 0.07
     """The share of the canaries about which tier A guesses: those it is surest of. Fixed before the run."""
 
 
@@ -47,7 +48,8 @@ class ExampleCanaries(_Canaries):
 class ClientCanaries(_Canaries):
     """Clients that send the largest update that clipping allows, in one run (after Andrew et al. 2023).
 
-    Needs defence.client_dp with Gaussian noise. `canaries` is for the whole population; null: a quarter of it.
+    Needs defence.client_dp with Gaussian noise. `canaries` is for the whole population; null: a quarter of it,
+    or fewer where fewer clients take part, or the model has room for fewer.
     """
 
     kind: Literal["client-canaries"]
@@ -72,7 +74,7 @@ class GameAudit(_Audit):
     """What an adversary of flesh and blood achieves, beside what the claim allows."""
     game: GameName = "MI"
     """Which one; `fedsim.audit.games` describes all of them."""
-    trials: int = Field(400, ge=20)
+    trials: Annotated[int, Field(ge=20, le=1_000_000)] = 500
     """How often it is played."""
 
 
@@ -83,9 +85,9 @@ class OneRunSum(_Audit):
     """Of the mechanism alone: of the scenario only the seed matters."""
     questions: tuple[Literal["Q2.1", "Q2.2", "Q2.3"], ...] = Field(("Q2.1", "Q2.2", "Q2.3"), min_length=1)
     """By the budget, by the number of canaries, by the dimension."""
-    repeats: int = Field(20, ge=1)
+    repeats: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     """Audits for each point; of those with thousands of canaries fewer."""
-    delta: float = Field(1e-6, gt=0, lt=1)
+    delta: Delta = 1e-6
     """The delta that the noise is calibrated to."""
 
 

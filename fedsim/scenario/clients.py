@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.scenario.numbers import Count, Positive, Share, Weight
 from fedsim.scenario.section import Section
 
 
@@ -17,8 +18,12 @@ class _Strategy(Section):
     """What the server does with the average."""
     server_momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of the server's SGD."""
-    most_examples: int = Field(1_000_000, ge=1)
+    most_examples: Count = 1_000_000
     """A client that says it has more is refused: one that lies could outweigh everybody."""
+    largest_weight: float | None = Field(None, ge=1)
+    """A client counts for at most so many times the median weight of its round (the lower of two in the middle); null:
+    10 in a deployment, and no bound in a simulation, where nobody lies. Secure aggregation hides weights, and bounds
+    none: use weighting uniform there."""
 
 
 class FedAvgStrategy(_Strategy):
@@ -26,7 +31,7 @@ class FedAvgStrategy(_Strategy):
 
     name: Literal["fedavg"] = "fedavg"
     """Weight updates."""
-    server_learning_rate: float = Field(1.0, gt=0)
+    server_learning_rate: Positive = 1.0
     """1.0 with SGD is plain averaging."""
 
 
@@ -35,7 +40,7 @@ class FedSgdStrategy(_Strategy):
 
     name: Literal["fedsgd"]
     """One gradient for each client and round."""
-    server_learning_rate: float = Field(0.1, gt=0)
+    server_learning_rate: Positive = 0.1
     """The learning rate of the step."""
 
 
@@ -47,19 +52,19 @@ class ClientSection(Section):
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     """The local optimiser; its state starts anew each round."""
-    learning_rate: float = Field(0.05, gt=0)
+    learning_rate: Positive = 0.05
     """The local learning rate."""
-    learning_rate_decay: float = Field(1.0, gt=0, le=1)
+    learning_rate_decay: Share = 1.0
     """The learning rate is multiplied by this after every local step, and starts anew each round."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of SGD."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: Weight = 0.0
     """L2 penalty, added to the gradient as torch.optim does."""
     epochs: int = Field(1, ge=1, le=1_000_000)
     """Passes over the client's data in a round."""
     steps: int | None = Field(None, ge=1, le=1_000_000)
     """Number of local steps, in place of epochs."""
-    batch_size: int | None = Field(20, ge=1)
+    batch_size: Count | None = 20
     """Examples in a batch (with Poisson batches: expected); null: all that the client has."""
     shuffle: bool = True
     """A new order in every epoch."""
@@ -74,20 +79,20 @@ class ClientSection(Section):
 class CohortSection(Section):
     """Who exists, and who takes part in a round."""
 
-    population: int | None = Field(None, ge=1)
+    population: Count | None = None
     """The number of clients; null: 20, or as many as the data names itself (partition: column)."""
-    size: int | None = Field(None, ge=1)
+    size: Count | None = None
     """Clients in a round (expected number, with Poisson sampling); null with null `rate`: everybody."""
-    rate: float | None = Field(None, gt=0, le=1)
+    rate: Share | None = None
     """The share of the population in a round, in place of `size`."""
     sampling: Literal["fixed", "poisson"] = "fixed"
     """fixed: exactly `size` clients, without replacement; poisson: each client on its own with probability `rate`."""
-    deadline: float = Field(600.0, gt=0)
+    deadline: Annotated[float, Field(ge=1e-3, le=1e9)] = 600.0
     """Seconds that a round waits for replies; who has not answered by then has failed in this round. Inline, nobody is
     ever late."""
-    least_replies: int = Field(1, ge=1)
+    least_replies: Count = 1
     """Accepted replies without which a round is not aggregated (everybody's, where fewer are drawn)."""
-    retries: int = Field(2, ge=0)
+    retries: Annotated[int, Field(ge=0, le=1_000_000)] = 2
     """How often a round with too few replies is tried again, each time for another deadline: who failed is asked again,
     who is late is waited for. After that the run fails, and can be resumed."""
 

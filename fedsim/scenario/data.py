@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.scenario.numbers import MOST, Count, CountOrZero, Part, Positive
 from fedsim.scenario.section import Section
 
 
 class _Data(Section):
-    test_fraction: float = Field(0.2, gt=0, lt=1)
+    test_fraction: Part = 0.2
     """The share of the rows held out to evaluate the model, where the source has no test part of its own."""
-    limit: int | None = Field(None, ge=2)
+    limit: Annotated[int, Field(ge=2, le=MOST)] | None = None
     """Use at most this many training rows (drawn by the seed); null uses all."""
 
 
@@ -66,7 +67,7 @@ class _Text(_Data):
     """What a token is."""
     length: int = Field(32, ge=2, le=1024)
     """Tokens in one example."""
-    vocabulary: int = Field(2000, ge=2)
+    vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 2000
     """The most frequent tokens that are kept; the others become one unknown token."""
 
 
@@ -114,7 +115,7 @@ DataSection = Annotated[
 
 
 class _Partition(Section):
-    examples_per_client: int | None = Field(None, ge=1)
+    examples_per_client: Count | None = None
     """null: the rows are divided, each to one client. A number: every client draws that many rows by the seed, so that
     a population can be larger than the data (rows are then shared between clients)."""
 
@@ -131,9 +132,9 @@ class DirichletPartition(_Partition):
 
     kind: Literal["dirichlet"]
     """Dirichlet over labels."""
-    alpha: float = Field(0.5, gt=0)
+    alpha: Positive = 0.5
     """Concentration: 0.1 is very uneven, 100 is nearly iid."""
-    min_examples: int = Field(1, ge=0)
+    min_examples: CountOrZero = 1
     """No client has fewer rows than this (only when the rows are divided)."""
 
 
@@ -142,7 +143,7 @@ class ShardPartition(_Partition):
 
     kind: Literal["shards"]
     """Shards of sorted rows."""
-    shards_per_client: int = Field(2, ge=1)
+    shards_per_client: Count = 2
     """Shards for each client: with 2, a client sees about two classes."""
 
 
@@ -154,7 +155,7 @@ class ColumnPartition(Section):
     column: str | None = None
     """The column (of a table); null: the clients that the data names itself (`client_train` of an .npz, the speakers of
     a text)."""
-    min_examples: int = Field(1, ge=1)
+    min_examples: Count = 1
     """Clients with fewer rows are left out."""
 
 
@@ -163,9 +164,9 @@ class QuantityPartition(Section):
 
     kind: Literal["quantity"]
     """Power-law sizes."""
-    exponent: float = Field(1.0, ge=0)
+    exponent: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Size of the client of rank r is proportional to r**-exponent; 0 is even."""
-    min_examples: int = Field(1, ge=1)
+    min_examples: Count = 1
     """No client has fewer rows than this."""
 
 

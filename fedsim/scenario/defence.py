@@ -7,17 +7,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.scenario.numbers import SMALLEST, Delta, Part, Positive, Share
 from fedsim.scenario.section import Section, shorthand
 
 
 class _Noise(Section):
-    clipping_norm: float = Field(1.0, gt=0, le=1e12)
+    clipping_norm: Annotated[float, Field(ge=SMALLEST, le=1e12)] = 1.0
     """The norm that everything is clipped to (L2; with Laplace noise L1)."""
     noise_multiplier: float | None = Field(None, ge=0, le=1e6)
     """Noise scale divided by the clipping norm; 0 clips only, and supports no claim."""
-    target_epsilon: float | None = Field(None, gt=0)
+    target_epsilon: Annotated[float, Field(ge=1e-12, le=1e6)] | None = None
     """Find the smallest noise multiplier that spends at most this, in place of naming it."""
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: Delta = 1e-5
     """The delta of the claim; well below one over the number of units that are protected."""
 
     @model_validator(mode="after")
@@ -45,11 +46,11 @@ class ExampleDp(_Noise):
 class AdaptiveClipping(Section):
     """The clipping norm follows a quantile of the update norms (Andrew et al. 2021, Algorithm 1)."""
 
-    quantile: float = Field(0.5, gt=0, lt=1)
+    quantile: Part = 0.5
     """The share of the updates that should be below the norm."""
-    learning_rate: float = Field(0.2, gt=0)
+    learning_rate: Annotated[float, Field(ge=SMALLEST, le=10)] = 0.2
     """Step of the geometric update of the norm."""
-    bit_noise: float = Field(1.0, gt=0)
+    bit_noise: Positive = 1.0
     """Standard deviation of the noise on a client's indicator bit (with secure aggregation: on the sum of the bits);
     the claim accounts for it."""
 
@@ -76,7 +77,7 @@ class Prune(Section):
 
     kind: Literal["prune"]
     """Top-k sparsification."""
-    keep: float = Field(0.1, gt=0, le=1)
+    keep: Share = 0.1
     """The share of entries that is kept."""
 
 

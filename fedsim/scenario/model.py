@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from fedsim.scenario.numbers import Width
 from fedsim.scenario.section import Section
 
 
@@ -22,7 +23,7 @@ class MlpModel(Section):
 
     name: Literal["mlp"]
     """Linear layers with an activation between them."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128,)
+    hidden: Annotated[tuple[Width, ...], Field(max_length=1000)] = (128,)
     """The widths of the hidden layers."""
     activation: Literal["relu", "sigmoid", "tanh", "gelu"] = "relu"
     """Between the layers."""
@@ -37,7 +38,7 @@ class CnnModel(Section):
     """small: two 5x5 convolutions (16, 32) with max-pooling; lenet: the sigmoid LeNet of Deep Leakage from Gradients;
     convnet: the 8-layer ConvNet of Inverting Gradients; averaging: two 3x3 convolutions and a hidden layer, of Data
     Leakage in Federated Averaging."""
-    width: int = Field(32, ge=1)
+    width: Width = 32
     """Channels of the first convolution of `convnet` and `averaging`."""
     norm: Literal["none", "group", "batch"] = "none"
     """Normalisation after the convolutions of `convnet`."""
@@ -48,7 +49,7 @@ class ResnetModel(Section):
 
     name: Literal["resnet8", "resnet18"]
     """resnet8: three stages of one block; resnet18: four stages of two blocks."""
-    width: int = Field(16, ge=1)
+    width: Width = 16
     """Channels of the first stage."""
     norm: Literal["group", "batch"] = "group"
     """BatchNorm mixes the examples of a batch, so it cannot be used with a privacy claim."""
@@ -59,11 +60,11 @@ class TransformerModel(Section):
 
     name: Literal["transformer"]
     """Causal self-attention; predicts each next token."""
-    dim: int = Field(64, ge=4)
+    dim: Annotated[int, Field(ge=4, le=2**24)] = 64
     """Width of the embedding; a multiple of `heads`."""
-    heads: int = Field(4, ge=1)
+    heads: Width = 4
     """Attention heads."""
-    layers: int = Field(2, ge=1)
+    layers: Annotated[int, Field(ge=1, le=1000)] = 2
     """Blocks."""
 
 
@@ -72,7 +73,7 @@ class ImprintModel(Section):
 
     name: Literal["imprint"]
     """Dense to `bins` units, activation, dense back to the input's shape, then the cnn; see adversary.active."""
-    bins: int = Field(512, ge=2)
+    bins: Annotated[int, Field(ge=2, le=2**24)] = 512
     """Units of the block."""
     activation: Literal["relu", "hardtanh"] = "relu"
     """relu: bins are differences of neighbouring rows; hardtanh: each row is a bin, which noise and several local steps

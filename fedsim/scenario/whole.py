@@ -21,15 +21,16 @@ from fedsim.scenario.data import (
 )
 from fedsim.scenario.defence import DefenceSection
 from fedsim.scenario.model import MlpModel, ModelSection
+from fedsim.scenario.numbers import Count, CountOrZero, Seed
 from fedsim.scenario.section import Section, shorthand
 
 
 class AdversarySection(Section):
     """What the server keeps of what it sees. Whatever is not kept is still counted, with its norm."""
 
-    keep_rounds: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
+    keep_rounds: Literal["all"] | CountOrZero | tuple[CountOrZero, ...] = "all"
     """Rounds whose tensors are written to the transcript: all, the first n, or a list."""
-    keep_clients: Literal["all"] | Annotated[int, Field(ge=0)] | tuple[int, ...] = "all"
+    keep_clients: Literal["all"] | CountOrZero | tuple[CountOrZero, ...] = "all"
     """Clients whose updates are written: all, the first n of each cohort, or a list of clients."""
     knows: KnowledgeSection = KnowledgeSection()
     """What its attacks may use beside what it sees."""
@@ -45,14 +46,14 @@ class EngineSection(Section):
     `ray`); deploy: on the machines whose SuperNodes are connected to a Flower SuperLink."""
     threads: int | None = Field(None, ge=1, le=1024)
     """Threads of the mathematics; null: as many as there are cores."""
-    chunk: int | None = Field(None, ge=1)
+    chunk: Count | None = None
     """Clients that are trained at once; null: as many as fit the cache."""
     address: str | None = None
     """deploy: host:port of the SuperLink, null: 127.0.0.1:8000; ray: of an existing cluster, null: this machine."""
     root_certificates: str | None = None
     """deploy: the file of the certificate authority that signed the SuperLink's certificate; null: no TLS, which is
     allowed on this machine only."""
-    client_cpus: float = Field(1.0, gt=0)
+    client_cpus: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
     """ray: cores that one client takes; as many clients train at once as fit."""
 
 
@@ -85,11 +86,11 @@ class Scenario(Section):
     """Attacks to play on the transcript."""
     audit: tuple[AuditSection, ...] = ()
     """Audits of the privacy claim, for `fedsim audit`."""
-    evaluate_every: int = Field(1, ge=1)
+    evaluate_every: Count = 1
     """Evaluate the model on held-out data after every so many rounds, and after the last."""
     engine: Annotated[EngineSection, shorthand("kind")] = EngineSection()
     """Where it runs."""
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Seed = 0
     """All randomness of the simulation comes from this number."""
 
     @property

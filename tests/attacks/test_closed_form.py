@@ -66,9 +66,9 @@ def some_rows(each: Dataset, count: int, seed: int) -> Any:
 def check_certificates(found: Reconstruction, originals: Tensor) -> int:
     """How many items are certified; each of them must be right."""
     assert found.certified is not None
-    assert len(found.inputs) == len(found.confidence) == len(found.certified)
+    assert len(found.inputs) == len(found.score) == len(found.certified)
     quality = psnr(found, originals)
-    for right, sure, belief in zip(quality, found.certified.tolist(), found.confidence.tolist(), strict=True):
+    for right, sure, belief in zip(quality, found.certified.tolist(), found.score.tolist(), strict=True):
         assert 0 <= belief <= 1
         assert not sure or right > 50
     return int(found.certified.sum())
@@ -113,7 +113,7 @@ def test_one_example_under_noise_is_not_certified() -> None:
     found = closed_form(replace(clean, update=update), knowledge_of(each, defence=defence, client_noise=1e-2), SETTINGS)
     assert found.certified is not None
     assert not found.certified.any()
-    assert found.confidence[0] < 1
+    assert found.score[0] < 1
 
 
 @pytest.mark.parametrize("steps", [0, 300])
@@ -132,7 +132,7 @@ def test_one_example_under_compression_that_nobody_told_of(steps: int) -> None:
         for change in compress:
             found = closed_form(compressed(clean, change), knowledge_of(each), SETTINGS)
             check_certificates(found, each.x_train[[row]])
-            assert found.confidence[0] < 0.5 or psnr(found, each.x_train[[row]])[0] > 20
+            assert found.score[0] < 0.5 or psnr(found, each.x_train[[row]])[0] > 20
 
 
 def test_clipping_by_little_keeps_the_certificate() -> None:
@@ -370,7 +370,7 @@ def test_linear_regression_of_a_batch_is_one_weighted_mean_and_says_so() -> None
     torch.testing.assert_close(found.inputs, (residuals * x).sum(0, keepdim=True) / residuals.sum())
     assert found.certified is not None
     assert not found.certified.any()
-    assert float(found.confidence) == 0
+    assert float(found.score) == 0
     assert "no example" in found.notes[0]
 
     # Another batch with the same sums: the same gradient, so nobody could tell the two apart.

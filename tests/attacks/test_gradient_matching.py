@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.attacks.descent import Budget, Value, adam, lbfgs, step_size
 from fedsim.attacks.feature_inversion import gates_like_relu
-from fedsim.attacks.gradient_matching import confidence_of, gradient_matching
+from fedsim.attacks.gradient_matching import gradient_matching
 from fedsim.attacks.guess import first_guess
 from fedsim.attacks.matching import DISTANCES, Target, client_gradient, loss_gradient, matching_loss, target_of
 from fedsim.attacks.matching_problem import problem_of
@@ -137,7 +137,7 @@ def test_single_example_through_features() -> None:
     found = gradient_matching(observe(relu_net(), images, labels), knows(labels), settings())
     assert psnr(found.inputs, images) > 60
     assert found.loss < 1e-8
-    assert found.confidence.min() > 0.99
+    assert found.score.min() > 0.99
 
 
 def test_batch_through_features() -> None:
@@ -389,11 +389,11 @@ def test_defences_are_adapted_to(defence: dict[str, Any], mechanism: Any, floor:
     assert len(found.notes) >= 2
 
 
-def test_noise_lowers_the_confidence_and_is_not_fitted() -> None:
+def test_noise_lowers_the_score_and_is_not_fitted() -> None:
     images, labels = digits(1)
     clean = observe(relu_net(), images, labels)
     generator = torch.Generator().manual_seed(0)
-    confidences = []
+    scores = []
     for deviation in (0.001, 0.1):
         seen = changed(clean, lambda flat, s=deviation: flat + s * torch.randn(flat.shape, generator=generator))
         defence = {"client_dp": {"clipping_norm": 100.0, "noise_multiplier": deviation / 100}}
@@ -402,15 +402,8 @@ def test_noise_lowers_the_confidence_and_is_not_fitted() -> None:
         share = target_of(seen, known, dict(seen.gradient)).noise_share
         assert any("noise makes" in note for note in found.notes)
         assert found.loss > 0.5 * share
-        confidences.append(float(found.confidence.mean()))
-    assert confidences[0] > 0.5 > confidences[1]
-
-
-def test_confidence_falls_with_distance_and_noise() -> None:
-    assert confidence_of(0.0, 0.0) == 1
-    assert confidence_of(3e-4, 0.0) == pytest.approx(0.5)
-    assert confidence_of(0.5, 0.5) == pytest.approx(0.5)
-    assert confidence_of(0.5, 0.0) < 0.01
+        scores.append(float(found.score.mean()))
+    assert scores[0] > 0.5 > scores[1]
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

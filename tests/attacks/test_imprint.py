@@ -158,7 +158,7 @@ def test_noise_ends_it_and_the_attacker_knows(hat: bool, noise: float, least: in
     assert certificates_hold(result, x)
     if noise == 1.0:
         assert recovered(result, x, 20) == 0
-        assert float(result.confidence.sum()) < 8
+        assert float(result.score.sum()) < 8
 
 
 def test_fedavg_over_several_steps() -> None:
@@ -222,7 +222,7 @@ def test_fishing_isolates_one_example_or_says_that_it_did_not() -> None:
         assert certificates_hold(result, x)
         right = recovered(result, x, 30) == 1
         caught += right
-        if result.confidence[0] > 0.9:
+        if result.score[0] > 0.9:
             assert right
             if result.labels is not None:
                 assert int(result.labels[0]) == int(y[psnr(result.inputs, x).argmax()])
@@ -255,7 +255,7 @@ def test_what_compression_made_of_a_fished_example_is_not_certified(known: bool)
             result = imprint(sent, told, SETTINGS)
             assert certificates_hold(result, x)
             assert not (known and certified(result))
-            assert result.confidence[0] < 0.5 or recovered(result, x, 20) == 1
+            assert result.score[0] < 0.5 or recovered(result, x, 20) == 1
     assert clean >= 2
 
 

@@ -81,7 +81,7 @@ def assert_exact(found: Reconstruction, x: Tensor, y: Tensor) -> None:
     assert found.certified is not None
     assert rows(found.inputs, found.labels) == rows(x, y)
     assert found.certified.all()
-    assert found.confidence.eq(1).all()
+    assert found.score.eq(1).all()
     assert found.label_counts is not None
     assert torch.equal(found.label_counts, torch.bincount(y.flatten(), minlength=len(found.label_counts)))
 
@@ -194,10 +194,10 @@ def test_noise_takes_the_certificate_and_then_the_text() -> None:
     assert rows(little.inputs) == rows(x)
     assert little.certified is not None
     assert not little.certified.any()
-    assert little.confidence.min() > 0.5
+    assert little.score.min() > 0.5
     assert much.certified is not None
     assert not much.certified.any()
-    assert much.confidence.max() < 0.01
+    assert much.score.max() < 0.01
     assert "blur the spans" in much.notes[1]
     assert rows(much.inputs) != rows(x)
 
@@ -218,7 +218,7 @@ def test_update_of_one_step_with_weight_decay() -> None:
     work = LocalWork("fedavg", learning_rate=0.1, weight_decay=0.01, batch_size=None)
     found = play(updates(model_of(data), x, y, work), data)
     assert rows(found.inputs, found.labels) == rows(x, y)
-    assert found.confidence.min() > 0.9
+    assert found.score.min() > 0.9
 
 
 def test_update_of_two_steps() -> None:
@@ -230,11 +230,11 @@ def test_update_of_two_steps() -> None:
     assert found.certified is not None
     assert not found.certified.any()
     places = (found.inputs[:, None] == x[None]).sum(-1).max(1).values
-    assert (places[found.confidence > 0.9] == 16).all()
+    assert (places[found.score > 0.9] == 16).all()
     assert int((places == 16).sum()) >= 2
     assert int(places.sum()) >= 60
     assert "blur the spans" in found.notes[1]
-    assert found.confidence.max() > 0.9
+    assert found.score.max() > 0.9
 
 
 def test_the_gradient_of_another_text_is_not_certified() -> None:
@@ -267,7 +267,7 @@ def test_deterministic_and_within_its_time() -> None:
     assert torch.equal(first.inputs, second.inputs)
     none = play(observation, data, seconds=1e-9)
     assert "the time was over after 0 of 16 places" in none.notes[-1]
-    assert none.confidence.max() == 0
+    assert none.score.max() == 0
     assert none.labels is None
 
 

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsim.audit.games import GAMES, bounded_by, game_named, is_bounded_by_dp, relations
 from fedsim.audit.playing.arena import Arena
 from fedsim.audit.playing.language import write_on
-from fedsim.audit.playing.players import PLAYERS
+from fedsim.audit.playing.players import LOOKS_AT, PLAYERS
 from fedsim.audit.playing.trials import Trials, judge_trials, play, play_and_judge
 from fedsim.audit.verdict import Claim
 from fedsim.errors import AuditError
@@ -190,6 +194,70 @@ def test_worst_case_data_shows_more_than_random_data_and_both_stay_within_the_cl
     assert all(one.verdict is None or one.verdict.status != "violated" for one in judged)
     # every step is seen: the scores have the law of the log-likelihood ratio, so that E[e^L | out] = 1
     assert np.exp(worst.score[~worst.truth]).mean() == pytest.approx(1.0, abs=0.5)
+
+
+def test_a_white_box_is_not_the_black_box_and_sees_more(arena: Arena) -> None:
+    """Where no noise hides a row's gradient in the weights; under the old code both games had the same scores."""
+    gained, areas = [], []
+    for seed in (11, 12, 13):
+        for model in ("logistic", {"name": "mlp", "hidden": [24]}):
+            scenario = Scenario.model_validate({**BASE, "model": model, "rounds": 2})
+            held_out = Arena.of(scenario, seed)
+            white, black = (judge_trials(play(name, held_out, 300, seed), None).numbers for name in ("MI", "MI-BB"))
+            gained.append(white["auc"] - black["auc"])
+            areas.append(white["auc"])
+            assert white["looks_at"] != black["looks_at"]
+    assert min(areas) > 0.6
+    assert np.mean(gained) > 0.01
+    assert min(gained) > -0.05
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+@settings(max_examples=8, deadline=None)
+def test_the_adversary_that_sees_all_has_the_claimed_sampling_rate(rows: int, batch: int) -> None:
+    """It was rounded down to one over a whole number, which made the stronger adversary weaker than the claim."""
+    defence = {"example_dp": {"noise_multiplier": 1.0}}
+    client = {"batch_size": batch, "steps": 3}
+    changes = {"partition": {"kind": "iid", "examples_per_client": rows}, "client": client, "rounds": 1}
+    held_out = Arena.of(Scenario.model_validate({**BASE, **changes, "defence": defence}), 3)
+    assert held_out.claim is not None
+    trials = play("DPD", held_out, 400, 3)
+    rate = held_out.claim.sample_rate
+    assert f"sampling rate {Fraction(rate).limit_denominator(1000)}" in trials.notes[0]
+    total = trials.weaker["MI-Adv"] / held_out.work.rate(0)
+    gap = total[trials.truth].mean() - total[~trials.truth].mean()
+    assert gap == pytest.approx(3 * rate, abs=5 * math.sqrt(3 * (1 + rate) * 4 / 400))
+    assert np.exp(trials.score[~trials.truth]).mean() == pytest.approx(1.0, abs=1.5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_the_same_trials_who_sees_more_tells_more(private_arena: Arena, seed: int) -> None:
+    """DPD sees every step, MI-Adv their sum; what 400 trials prove about ε still varies by ±0.4 from draw to draw."""
+    trials = play("DPD", replace(private_arena, seed=100 + seed), 1500)
+    numbers = judge_trials(trials, private_arena.claim).numbers
+    assert numbers["auc"] > numbers["weaker"]["MI-Adv"]["value"] - 0.01
+
+
+def test_the_stronger_adversary_may_use_the_weaker_ones_score() -> None:
+    """Where the log-likelihood ratio is useless, because the mechanism is not the claimed one, the sum still proves."""
+    rng = np.random.default_rng(4)
+    truth = rng.random(2000) < 0.5
+    useless, sharp = rng.standard_normal(2000), truth + 0.1 * rng.standard_normal(2000)
+    alone = judge_trials(Trials(GAMES["DPD"], truth, useless, "add/remove"), Claim(1.0, 1e-5)).verdict
+    both = Trials(GAMES["DPD"], truth, useless, "add/remove", weaker={"MI-Adv": sharp})
+    verdict = judge_trials(both, Claim(1.0, 1e-5)).verdict
+    assert alone is not None
+    assert alone.status != "violated"
+    assert verdict is not None
+    assert verdict.status == "violated"
+
+
+def test_a_game_says_what_it_plays_and_what_its_adversary_looks_at(arena: Arena) -> None:
+    finding = judge_trials(play("PI", arena, 20), arena.claim)
+    assert "the training of one client by itself (40 rows, 60 steps), not the federation" in finding.sentence
+    assert finding.numbers["scope"] in finding.sentence
+    assert "outputs only, though the game shows the weights" in finding.numbers["looks_at"]
+    assert set(LOOKS_AT) == set(PLAYERS)
 
 
 def test_the_same_seed_plays_the_same_game(private_arena: Arena) -> None:

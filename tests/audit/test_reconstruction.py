@@ -99,7 +99,10 @@ def test_more_items_than_originals(digits: tuple[Tensor, Tensor]) -> None:
     result = score(found(torch.cat([x[100:104], x[:4]])), x[:4], y[:4], IMAGES)
     assert result.assignment == (-1, -1, -1, -1, 0, 1, 2, 3)
     assert result.right == Share(4, 4)
-    assert [right for _, right in result.reliability] == [False] * 4 + [True] * 4
+    assert [item.right for item in result.items] == [False] * 4 + [True] * 4
+    assert result.reliability == ()  # the attack was not calibrated
+    sure = score(found(x[:4], confidence=torch.full((4,), 0.25)), x[:4], y[:4], IMAGES)
+    assert sure.reliability == ((0.25, True),) * 4
 
 
 def test_an_exact_pair_is_never_broken_to_please_the_sum(digits: tuple[Tensor, Tensor]) -> None:

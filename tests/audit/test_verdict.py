@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import binom
 
 from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, gaussian_mu, p_value, power
 from fedsim.audit.estimate import Estimate
-from fedsim.audit.verdict import Claim, Gap, Verdict, decide
+from fedsim.audit.verdict import Claim, DecidingTest, Gap, Verdict, decide
 from fedsim.errors import AuditError
 from fedsim.privacy.gaussian import gaussian_epsilon
 
@@ -121,3 +127,81 @@ def test_a_model_that_contradicts_the_claim_is_never_passed_over() -> None:
     found = decide(Claim(1.0, 1e-5), [exact, model], 1.0, **common)
     assert found.status == "inconclusive"
     assert "tier B (Gaussian fit) proves ε ≥ 2.000 at δ = 1e-05" in found.sentence()
+
+
+# --- one judge ------------------------------------------------------------------------------------------------------
+
+TIERS = st.sampled_from(["A", "B"])
+BOUNDS = st.lists(st.tuples(st.floats(0, 8), TIERS), max_size=4)
+
+
+@given(
+    st.floats(0, 1), st.floats(0, 1), st.floats(0, 8), BOUNDS, st.sampled_from(["epsilon", "releases"]), st.booleans()
+)
+def test_every_verdict_keeps_its_table(
+    p: float, caught: float, lower: float, others: list[tuple[float, Any]], of: Any, asked: bool
+) -> None:
+    estimates = [bound(lower), *(Estimate(one, None, 0.95, "other", tier, 1e-5) for one, tier in others)]
+    made = decide(
+        Claim(1.0, 1e-5), estimates, p, confidence=0.95, power=caught, trials=9, settle="More.",
+        test=DecidingTest("a test", "B", of), open_question="What is the domain?" if asked else "",
+    )  # fmt: skip
+    assert made.estimates[0].tier == "A"
+    assert (made.status == "violated") == (p <= 1 - 0.95 and (of == "releases" or lower > 1))
+    above = any(tier == "B" and one > 1 for one, tier in others)
+    if made.status == "consistent":
+        assert caught >= 0.9
+        assert not above
+        assert not asked
+    elif made.status == "inconclusive":
+        assert caught < 0.9 or above or asked
+        assert ("More." in made.settle) == (caught < 0.9)
+        assert ("What is the domain?" in made.settle) == asked
+    if made.status == "violated" and lower <= 1:
+        assert "ε itself is not" in made.reason
+    assert Verdict.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    for status in {"violated", "consistent", "inconclusive"} - {made.status}:
+        if status == "inconclusive" and made.status == "consistent":
+            continue  # never wrong to be careful
+        if status == "consistent" and asked and caught >= 0.9 and not above:
+            continue  # what is not known is not in the numbers
+        with pytest.raises(AuditError, match="verdict is"):
+            dataclasses.replace(made, status=status)
+
+
+def test_a_verdict_begins_with_tier_a_at_the_delta_of_its_claim() -> None:
+    good = verdict(0.5, 0.7)
+    model = Estimate(0.2, None, 0.95, "Gaussian fit", "B", 1e-5)
+    with pytest.raises(AuditError, match="must begin with one of tier A"):
+        dataclasses.replace(good, estimates=(model, *good.estimates))
+    with pytest.raises(AuditError, match="must begin with one of tier A"):
+        dataclasses.replace(good, estimates=())
+    with pytest.raises(AuditError, match="an estimate is at δ"):
+        dataclasses.replace(good, estimates=(*good.estimates, dataclasses.replace(model, delta=0.1)))
+
+
+def test_only_decide_makes_verdicts() -> None:
+    """So that mechanisms, games, federations and transcripts are judged by one table."""
+    import fedsim
+
+    for path in Path(fedsim.__file__).parent.rglob("*.py"):
+        made = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Verdict"
+        ]
+        assert len(made) == (1 if path.name == "verdict.py" else 0), path
+
+
+def test_a_verdict_of_before_is_still_read() -> None:
+    """A federation's: refuted by a test of its noise, with a bound below the claim, or with no bound of tier A."""
+    old = verdict(0.5, 0.7).to_dict()
+    for name in ("check", "test"):
+        del old[name]
+    assert Verdict.from_dict(old).test.of == "epsilon"
+    refuted = {**old, "status": "violated", "p_value": 1e-9}
+    assert Verdict.from_dict(refuted).test.of == "releases"
+    transcript = {**refuted, "estimates": [{**old["estimates"][0], "tier": "B"}]}
+    read = Verdict.from_dict(transcript)
+    assert [estimate.tier for estimate in read.estimates] == ["A", "B"]
+    assert read.lower == 0

@@ -12,6 +12,12 @@ from types import TracebackType
 
 import pytest
 
+from fedsim.deploy.server import stream_module
+from fedsim.errors import DeployError
+
+_CONFIGURATION = Path("/etc/netns")
+"""What `ip netns exec` puts over /etc."""
+
 
 class Network:
     """One namespace for each name, at 10.77.0.1, 10.77.0.2, ... in their order."""
@@ -59,9 +65,21 @@ class Network:
                 process.kill()
                 process.wait()
 
+    def name(self, machine: str, hosts: dict[str, str]) -> None:
+        """Let a machine know these names and no others, from now on; its name server answers nothing."""
+        folder = _CONFIGURATION / self._namespace(machine)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in hosts.items())]
+        (folder / "hosts").write_text("\n".join(lines) + "\n")  # in place: it is mounted by its inode
+        (folder / "resolv.conf").write_text("nameserver 10.77.0.250\n")
+
+    def pids(self, machine: str) -> list[str]:
+        """The processes of a machine."""
+        return self._ip("netns", "pids", self._namespace(machine), check=False).split()
+
     def kill(self, machine: str) -> None:
         """End whatever still runs in a machine of this test, by its process ids."""
-        for pid in self._ip("netns", "pids", self._namespace(machine), check=False).split():
+        for pid in self.pids(machine):
             subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
 
     def _namespace(self, machine: str) -> str:
@@ -88,6 +106,7 @@ class Network:
         for machine in [*self.addresses, "switch"]:
             self.kill(machine)
             self._ip("netns", "delete", self._namespace(machine), check=False)
+            shutil.rmtree(_CONFIGURATION / self._namespace(machine), ignore_errors=True)
 
     def _ip(self, *arguments: str, check: bool = True) -> str:
         return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True).stdout
@@ -98,6 +117,10 @@ def why_not() -> str | None:
     missing = [name for name in ("ip", "nginx") if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if missing:
         return f"{' and '.join(missing)} not installed; `make test-deploy` installs what it needs"
+    try:
+        stream_module()
+    except DeployError as error:
+        return f"{error}; `make test-deploy` installs what it needs"
     if os.geteuid() != 0:
         return "network namespaces need root"
     try:

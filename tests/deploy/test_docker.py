@@ -63,13 +63,14 @@ def test_every_container_is_confined(file: Path) -> None:
         assert service["user"] not in ("", "0", "root"), name
         assert ":latest" not in service["image"], name
         assert ":" in service["image"], name
+        assert "mem_limit" in service or file.name == "compose.ray.yaml", name
         assert service.get("pull_policy") == "never" or service["image"].startswith("nginx:"), name
 
 
 def test_flowers_own_parsers_accept_every_command() -> None:
     programs = set()
     for service in services(DOCKER / "compose.yaml").values():
-        program = service.get("entrypoint", ["fedsim"])[0]
+        program = service.get("entrypoint", ["fedsim"])[-1].replace("fedsim.deploy.", "flower-")
         if program.startswith("flower-"):
             parsed = parser_of(program).parse_args(service["command"])
             programs.add(program)
@@ -134,3 +135,14 @@ def test_images_are_pinned_and_run_without_rights() -> None:
     assert users[-1] == "10001:10001"
     assert sum(line.startswith("HEALTHCHECK") for line in lines) == 3
     assert "FLWR_TELEMETRY_ENABLED=0" in "\n".join(lines)
+
+
+def test_torch_comes_without_cuda_and_before_everything_else() -> None:
+    """Read, not built: there is no container engine here."""
+    text = (DOCKER / "Dockerfile").read_text()
+    assert 'ARG TORCH_INDEX="https://download.pytorch.org/whl/cpu"' in text
+    installs = [line for line in text.splitlines() if "pip install" in line]
+    assert "torch==" in installs[0]
+    assert '--index-url "$TORCH_INDEX"' in installs[0]
+    assert "-c constraints.txt" in installs[1]
+    assert "torch.version.cuda is None" in text

@@ -7,6 +7,7 @@ The tests run in their order, on one federation: starting Flower's processes tak
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ model: {name: mlp, hidden: [16]}
 client: {epochs: 1, batch_size: 64, learning_rate: 0.5}
 cohort: {population: 3}
 rounds: 2
-defence: {example_dp: {noise_multiplier: 1.0, clipping_norm: 1.0}}
+defence: {example_dp: {noise_multiplier: 1.2, clipping_norm: 1.0}}
 seed: 5
 """
 
@@ -75,6 +76,15 @@ class Federation:
             assert self.server.poll() is None, self.log("server")
             assert time.monotonic() < until, f"{self.log('server')}\n{self.log('client1')}"
             time.sleep(0.5)
+
+    def memory(self) -> int:
+        """Bytes that the SuperLink has in memory."""
+        for pid in self.net.pids("server"):
+            if b"fedsim.deploy.superlink" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+                assert found is not None
+                return 1024 * int(found[1])
+        raise AssertionError("no SuperLink runs")
 
     def log(self, machine: str) -> str:
         return (self.logs / f"{machine}.log").read_text()[-3000:]
@@ -123,7 +133,7 @@ def test_what_the_policy_does_not_allow_is_refused_and_the_operator_is_told(
     federation: Federation, tmp_path: Path
 ) -> None:
     scenario = tmp_path / "weak.yaml"
-    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.0", "noise_multiplier: 0.1"))
+    scenario.write_text(SCENARIO.replace("noise_multiplier: 1.2", "noise_multiplier: 0.1"))
     done = federation.fedsim(
         "deploy",
         "submit",
@@ -174,8 +184,9 @@ def test_a_server_cannot_run_its_own_code_on_a_client(federation: Federation, tm
     assert {name for name, space in spaces.items() if space.strip("net:[]\n") in ran} == {"server"}, (
         done.stdout + done.stderr
     )
-    # What has answered is fedsim's own ClientApp, which says its number; without an answer a SuperNode waits for ever.
-    assert (tmp_path / "replies").read_text().count("'partition-id'") == 3
+    # What has answered is fedsim's own ClientApp, which answers only what is signed; without an answer a SuperNode
+    # waits for ever.
+    assert (tmp_path / "replies").read_text().count("not from this client's server: it is not signed") == 3
 
 
 def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:
@@ -186,6 +197,28 @@ def test_the_doctors_find_nothing_wrong(federation: Federation) -> None:
     client = federation.net.run("client1", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-1")], 120)
     assert client.returncode == 0, client.stdout
     assert "reached, and its certificate is accepted" in client.stdout
+
+
+@pytest.mark.parametrize(("kind", "count"), [("silent", 2100), ("half a header", 2100), ("a body", 64)])
+def test_one_address_without_a_key_does_not_stop_the_federation(federation: Federation, kind: str, count: int) -> None:
+    """While an outsider holds what it can, a client that connects anew is served, and nothing piles up."""
+    net, before = federation.net, federation.memory()
+    script, output = Path(__file__).with_name("flood.py"), federation.logs / "flood.log"
+    output.write_text("")
+    command = [sys.executable, str(script), net.addresses["server"], kind, str(count), "30"]
+    flood = net.start("outsider", command, output)
+    time.sleep(15)  # in the middle of it
+    peak = federation.memory()
+    doctor = net.run("client1", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-1")], 120)
+    assert flood.wait(60) == 0, output.read_text()
+    found = json.loads(output.read_text().splitlines()[-1])
+    print(f"\n{kind}: {found}, SuperLink {before / 2**20:.0f} -> {peak / 2**20:.0f} MB")
+    assert doctor.returncode == 0, doctor.stdout
+    assert "key: the server accepts this client's key" in doctor.stdout
+    assert "SuperNode: the server last answered" in doctor.stdout
+    assert peak - before < 64 * 2**20
+    assert found["connected"] > 0  # else nothing was tried
+    assert found["held"] <= 140  # of 128, counted from the accept, and some that are just being closed
 
 
 def test_an_outsider_can_do_nothing_and_neither_can_a_revoked_client(federation: Federation, tmp_path: Path) -> None:
@@ -203,6 +236,9 @@ def test_an_outsider_can_do_nothing_and_neither_can_a_revoked_client(federation:
     assert found["a body of 17 MB"].endswith("status 413")
     assert found["port 8000"].startswith("ConnectionRefused")
     assert set(federation.statuses()) == {"client-1", "client-3"}
+    told = federation.net.run("client2", [*FEDSIM, "deploy", "doctor", str(federation.folder / "client-2")], 120)
+    assert told.returncode == 1
+    assert "key: the server does not know this client's key, or has revoked it" in told.stdout
 
 
 def test_an_impostor_of_the_server_is_not_believed(federation: Federation) -> None:
@@ -239,7 +275,8 @@ def test_a_client_that_claims_the_number_of_another_is_refused_by_its_key(
     net.stop(federation.clients[3])
     file = folder / "client.toml"
     file.write_text(file.read_text().replace("partition_id = 2", "partition_id = 0"))
-    net.start("client3", [*FEDSIM, "deploy", "client", str(folder)], federation.logs / "client3.log")
+    again = net.start("client3", [*FEDSIM, "deploy", "client", str(folder)], federation.logs / "client3.log")
+    federation.clients[3] = again
     federation.wait_online({"client-1", "client-3"})
     scenario = tmp_path / "claims.yaml"
     scenario.write_text(SCENARIO)
@@ -249,8 +286,48 @@ def test_a_client_that_claims_the_number_of_another_is_refused_by_its_key(
     lines = _received(federation.folder / "server" / "runs" / "claims-001")
     assert [line["client"] for line in lines if line["kind"] == "update"] == [0]
     told = [line["reason"] for line in lines if line.get("client") == 2]
-    assert any("says that it is client 0, but its key is that of client 2" in reason for reason in told), told
+    assert any("says that it is client-1, but its key is that of client-3" in reason for reason in told), told
     assert len(Ledger(folder / "ledger.sqlite").charges()) == 4  # it was asked for nothing
+
+
+def test_a_client_can_neither_fill_the_server_nor_order_others_about(federation: Federation, tmp_path: Path) -> None:
+    """With client 3's own key, 300 MB where the model has 5 kB; client 2 was revoked before."""
+    net, before = federation.net, federation.memory()
+    other = federation.statuses()["client-1"].split()[1]
+    net.stop(federation.clients[3])
+    folder, output = federation.folder / "client-3", federation.logs / "hostile.log"
+    output.write_text("")
+    address = f"{net.addresses['server']}:8443"
+    script = [sys.executable, str(Path(__file__).with_name("hostile_client.py"))]
+    hostile = net.start("client3", [*script, address, folder / "ca.crt", folder / "key", "300", other], output)
+    scenario = tmp_path / "filled.yaml"
+    scenario.write_text(SCENARIO)
+    words = ("deploy", "submit", str(federation.folder), str(scenario), "--set", "rounds=1", "--no-report", "--json")
+    done = federation.fedsim(*words, seconds=800)
+    assert hostile.wait(60) == 0, output.read_text()
+    found = json.loads(output.read_text().splitlines()[-1])
+    size = sum(file.stat().st_size for file in (federation.folder / "server").glob("state.db*"))
+    after = federation.memory()
+    print(f"\n{found}; SuperLink {before / 2**20:.0f} -> {after / 2**20:.0f} MB, database {size / 2**20:.0f} MB")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"  # client 1 is enough
+    assert not found["order another client"].startswith("OPEN")
+    assert not found["a huge reply"].startswith("OPEN")
+    assert "client-3 pushed a reply of more than" in (federation.logs / "server.log").read_text()
+    assert after - before < 300 * 2**20
+    assert size < 80 * 2**20
+
+
+def test_a_revoked_client_comes_back_by_a_new_key_and_another_one_is_added(federation: Federation) -> None:
+    """While the server runs; client 2 has asked all the time, and needs no restart."""
+    old = (federation.folder / "client-2" / "key").read_bytes()
+    issued = federation.fedsim("deploy", "new-key", str(federation.folder), "client-2")
+    assert "restart client-2\n" in issued.stdout, issued.stdout + issued.stderr  # the server knew of it at once
+    assert (federation.folder / "client-2" / "key").read_bytes() != old
+    added = federation.fedsim("deploy", "add-client", str(federation.folder))
+    assert "delete it here\n" in added.stdout, added.stdout + added.stderr
+    command = [*FEDSIM, "deploy", "client", str(federation.folder / "client-4")]
+    federation.net.start("outsider", command, federation.logs / "client4.log")
+    assert set(federation.wait_online({"client-1", "client-2", "client-4"})) >= {"client-1", "client-2", "client-4"}
 
 
 def _outsider(federation: Federation, tmp_path: Path, statuses: dict[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from own_clients import npz
 
 from fedsim.cli import main
 from fedsim.deploy import certificates, client, doctor, init, nodes, server
@@ -38,7 +39,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 def test_private_files_are_private_and_nothing_else_is_there(made: Path) -> None:
-    private = {"ca/ca.key", "server/server.key", "server/superexec.secret"}
+    private = {"ca/ca.key", "server/server.key", "server/superexec.secret", "server/signing.key"}
     private |= {f"client-{n}/{name}" for n in (1, 2, 3) for name in ("key", "superexec.secret", "ledger.sqlite")}
     for path in made.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -53,7 +54,7 @@ def test_a_clients_folder_holds_only_what_it_needs(made: Path) -> None:
     keys = {
         path: path.read_bytes() for path in made.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
     for number in (1, 2, 3):
         inside = [path for path in keys if path.is_relative_to(made / f"client-{number}")]
         assert [path.name for path in inside] == ["key"]
@@ -61,6 +62,7 @@ def test_a_clients_folder_holds_only_what_it_needs(made: Path) -> None:
         opened = open_client(made / f"client-{number}")
         assert (opened.partition, opened.partitions, opened.address) == (number - 1, 3, "fl.example.org:8443")
         assert load_policy(opened.path / "policy.yaml") == Policy()
+    assert len({path.read_bytes() for path in made.rglob("server.pub")}) == 1  # by which all know the server
     secrets = {path.read_bytes() for path in made.rglob("superexec.secret")}
     assert len(secrets) == 4
     assert all(len(secret) == 32 for secret in secrets)
@@ -136,12 +138,12 @@ def test_the_environment_of_flower_is_quiet_and_stays_in_the_folder(
 
 def test_only_the_fleet_passes_the_proxy(made: Path) -> None:
     text = nginx(open_server(made))
-    assert text.count("proxy_pass") == 1
-    for setting in ("proxy_request_buffering off;", "proxy_max_temp_file_size 0;", "client_max_body_size 16m;"):
-        assert setting in text  # nothing is written to a disk, which an outsider could fill
-    (pattern,) = re.findall(r"location ~ (\S+)", text)
+    patterns = re.findall(r"location ~ (\S+)", text)
+    assert text.count("proxy_pass https://") == len(patterns) == 3
+    for setting in ("proxy_request_buffering off;", "proxy_max_temp_file_size 0;", "client_max_body_size"):
+        assert text.count(setting) == len(patterns)  # nothing is written to a disk, which an outsider could fill
     for name in FLEET:
-        assert re.match(pattern, f"/v1/fleet/{name}")
+        assert sum(bool(re.match(pattern, f"/v1/fleet/{name}")) for pattern in patterns) == 1
     for path in (
         "/v1/control/list-runs",
         "/v1/fleet/register-node",
@@ -149,9 +151,16 @@ def test_only_the_fleet_passes_the_proxy(made: Path) -> None:
         "/v1/runtime/a",
         "/health",
     ):
-        assert not re.match(pattern, path)
+        assert not any(re.match(pattern, path) for pattern in patterns)
+    stream, _, http = text.partition("http {")
+    assert "limit_conn accepted" in stream  # from the accept
+    assert "listen 8443;" in stream  # and nothing else is open
+    assert re.findall(r"listen (\S+)", http) == ["127.0.0.1:8001"]
     if program := shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin"):
-        arguments = ["-t", "-e", "stderr", "-p", f"{made}/server/", "-c", f"{made}/server/nginx.conf"]
+        try:
+            arguments = ["-t", *server.proxy_arguments(open_server(made)), *server.stream_module()]
+        except DeployError as error:
+            pytest.skip(str(error))
         done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -272,6 +281,8 @@ def test_units_restart_and_are_confined(made: Path) -> None:
         text = unit.read_text()
         for line in ("Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "User=fedsim"):
             assert line in text
+        for line in ("Type=notify", "WatchdogSec=120", "MemoryMax=", "LimitNOFILE=32768"):
+            assert line in text
 
 
 def test_the_ledger_is_shown_with_everything_that_an_epsilon_needs(
@@ -289,3 +300,37 @@ def test_the_ledger_is_shown_with_everything_that_an_epsilon_needs(
     assert data["spent"]["example"]["epsilon"] == pytest.approx(ledger.epsilon("data", "example", 1e-5))
     assert data["spent"]["client"]["epsilon"] == "inf"
     assert [charge["round"] for charge in data["charges"]] == [1, 2]
+
+
+def test_a_folder_of_an_earlier_fedsim_is_told_how_to_know_its_server(folder: Path) -> None:
+    opened, own = open_server(folder), open_client(folder / "client-1")
+    for file in (opened.path / "signing.key", opened.path / "server.pub", own.path / "server.pub"):
+        file.unlink()
+    with pytest.raises(DeployError, match=r"by which this client knows its server's messages; copy server\.pub"):
+        client.node_configuration(own, None, None)
+    server.prepare(opened)
+    key = (opened.path / "signing.key").read_bytes()
+    assert stat.S_IMODE((opened.path / "signing.key").stat().st_mode) == 0o600
+    shutil.copy(opened.path / "server.pub", own.path)
+    assert f'server-key = "{own.path / "server.pub"}"' in client.node_configuration(own, None, None)
+    server.prepare(opened)
+    assert (opened.path / "signing.key").read_bytes() == key
+
+
+@pytest.mark.parametrize(
+    ("policy", "level", "words"),
+    [
+        ("", "INFO", "has 60 rows; the policy vouches for 50 to any number of them; set largest_examples, too"),
+        ("smallest_examples: 60\nlargest_examples: 70", "INFO", "vouches for 60 to 70 of them"),
+        ("smallest_examples: 61", "WARNING", "vouches for 61 to any number of them, so this client will not train"),
+        ("largest_examples: 59", "WARNING", "vouches for 50 to 59 of them, so this client will not train"),
+    ],
+)
+def test_a_client_that_starts_is_told_what_it_vouches_for(
+    policy: str, level: str, words: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = open_client(folder / "client-1")
+    (own.path / "policy.yaml").write_text(policy)
+    with caplog.at_level("INFO", logger="fedsim"):
+        client.node_configuration(own, npz(folder / "own.npz", 60), None)
+    assert [(r.levelname, words in r.getMessage()) for r in caplog.records] == [(level, True)]

@@ -122,7 +122,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("the client's code returns nothing", lambda m, c, h: [always_answering(lambda *_: None)(m, c)], "in place of"),  # type: ignore[arg-type, return-value]
     ("no reply at all", lambda message, context, honest: None, "no reply within 0.2 s"),
     ("two replies", lambda message, context, honest: [honest(message, context)] * 2, "replied 2 times"),
-    ("a reply from another node", from_another_node, "came from node"),
+    ("a reply from another node", from_another_node, "came from another node"),
     ("a wrong shape", first(lambda a: Array(a[:-1])), "expected float32"),
     ("a shape that would broadcast", first(lambda a: Array(a[:1])), "expected float32"),
     ("a wrong dtype", first(lambda a: Array(a.astype(np.float64))), "is float64"),

@@ -103,7 +103,7 @@ def test_a_client_that_claims_the_number_of_another(
     run = fedsim.run(scenario(rounds=2), out=tmp_path / "run")
     errors = [line for line in run.transcript.messages() if line.kind == "error"]
     note("a client claims another's number", "refused by its key, the other takes part", str(errors[0].reason)[-80:])
-    assert "says that it is client 1, but its key is that of client 2" in str(errors[0].reason)
+    assert "says that it is client-2, but its key is that of client-3" in str(errors[0].reason)
     assert [(line.round, line.client) for line in errors] == [(1, 2), (1, 2), (2, 2)]  # and it is missing in each round
     liar = next(iter(node for node, config in world.grids[0].configs.items() if config["partition-id"] == 1))
     assert liar not in world.grids[0].states

@@ -31,10 +31,11 @@ from fedsim.errors import DeployError, FedsimError, PolicyError, RunError
 from fedsim.federation import deployed
 from fedsim.federation import link as federation_link
 from fedsim.federation import run as running
+from fedsim.federation.asked import Journal, Rows
 from fedsim.federation.bundle import build_bundle, public_scenario, write_bundle
 from fedsim.federation.client import _place, app, workplace
-from fedsim.federation.folder import create_folder, note_begun, note_failure
-from fedsim.federation.plan import as_happened
+from fedsim.federation.folder import create_folder, note_failure
+from fedsim.federation.plan import as_told
 from fedsim.federation.run import resume
 from fedsim.federation.safeguards import Safeguards
 from fedsim.federation.server import serve
@@ -136,7 +137,7 @@ def test_of_several_numbers_of_examples_the_worst_counts() -> None:
     text = {"data": "digits", "model": "logistic", "rounds": 3, "client": {"batch_size": 10}}
     text |= {"cohort": {"population": 2}, "partition": {"kind": "iid", "examples_per_client": 10}}
     plan = fedsim.plan(Scenario.model_validate({**text, "defence": {"example_dp": {"noise_multiplier": 1.0}}}))
-    told = {sizes: as_happened(plan, {0: set(sizes)}, {}).claims[0].epsilon for sizes in ((10,), (11,), (10, 11))}
+    told = {sizes: as_told(plan, {0: set(sizes)}).claims[0].epsilon for sizes in ((10,), (11,), (10, 11))}
     assert told[10,] == plan.claims[0].epsilon < told[11,] < told[10, 11]
 
 
@@ -147,8 +148,8 @@ def test_two_sizes_in_turn_never_spend_more_than_is_claimed() -> None:
     plan = fedsim.plan(Scenario.model_validate({**text, "defence": {"example_dp": {"noise_multiplier": 0.6}}}))
     whole, sampled = (Mechanism("gaussian", 0.6, "add/remove", "poisson", rate) for rate in (1.0, 0.2))
     spent = account([(whole, 1), (sampled, 5)], 1e-5).epsilon
-    either = [as_happened(plan, {0: {size}}, {}).claims[0].epsilon for size in (11, 100)]
-    assert max(either) < spent <= as_happened(plan, {0: {11, 100}}, {}).claims[0].epsilon
+    either = [as_told(plan, {0: {size}}).claims[0].epsilon for size in (11, 100)]
+    assert max(either) < spent <= as_told(plan, {0: {11, 100}}).claims[0].epsilon
 
 
 def test_a_client_takes_neither_code_nor_files_from_the_server(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_a_claim_follows_the_examples_that_clients_say_they_hold(tmp_path: Path,
     assert run.claim is not None
     assert run.claim.sample_rate == pytest.approx(32 / 75)
     assert run.claim.epsilon > 1.3 * planned.epsilon
-    assert run.metrics["privacy"].iloc[-1][0]["epsilon"] == pytest.approx(run.claim.epsilon)
+    assert run.metrics["epsilon"].iloc[-1] == pytest.approx(run.claim.epsilon)
 
 
 def test_a_round_that_begins_again_is_one_more_release(tmp_path: Path, world: Any) -> None:
@@ -268,8 +269,9 @@ def test_a_round_that_begins_again_is_one_more_release(tmp_path: Path, world: An
     create_folder(folder, {"scenario.yaml": dump_scenario(scenario), "claims.json": "[]"})
     world.node_config = {client: {} for client in range(3)}
     grid = running.InlineGrid(3, lambda *_: [], {"scenario": public_scenario(scenario), "deployed": True})
-    assert note_begun(folder, 1) == {}
-    assert note_begun(folder, 2) == {}  # and then it was killed, before the checkpoint of round 2
+    rows = {client: Rows(size, size) for client in range(3) for size in [planned.partition.size(client)]}
+    for round_ in (1, 2):  # and then it was killed, before the checkpoint of round 1
+        Journal(folder).ask(round_, dict(rows))
     serve(grid, planned, folder)
     (claim,) = json.loads((folder / "claims.json").read_text())
     steps = planned.claims[0].compositions // 2
@@ -352,7 +354,9 @@ def test_a_failed_run_is_an_error_with_its_reason_and_can_go_on(tmp_path: Path, 
     assert fake.stopped == [41]
     assert json.loads((folder / "deployed.json").read_text())["runs"] == [41, 42]
     config = fake.started[0].override_config
-    assert set(config) == {"scenario", "folder", "deployed"}
+    assert set(config) == {"scenario", "folder", "deployed", "largest-reply"}
+    largest = deployed.largest_reply(fedsim.plan(Scenario.model_validate(SMALL)).layout.size)
+    assert config["largest-reply"].sint64 == largest
     assert not (folder / "truth").exists()
 
 

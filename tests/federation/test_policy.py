@@ -5,12 +5,14 @@ import math
 import resource
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.errors import PolicyError
+from fedsim.federation.asked import Rows
 from fedsim.federation.client import app, workplace
 from fedsim.federation.inline import InlineGrid
 from fedsim.federation.plan import scenario_json
@@ -44,6 +46,7 @@ def test_an_ordinary_private_scenario_passes_the_default_policy() -> None:
     )
 
 
+SECURE_PAIR = {"defence": {**EXAMPLE, "secure_aggregation": True}, "cohort": {"population": 2}}
 WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("noise multiplier for the unit example is 0.4", {}, {}, {"example_noise": 0.4}),
     ("noise multiplier for the unit example is nan", {}, {}, {"example_noise": math.nan}),
@@ -101,6 +104,10 @@ WEAKER: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("model resnet8 is not among mlp", {"models": ("mlp",)}, {"model": {"name": "resnet8"}}, {}),
     ("strategy fedsgd is not among fedavg", {"strategies": ("fedavg",)}, {"strategy": {"name": "fedsgd"}}, {}),
     ("bytes, at most 1000", {"largest_message": 1000}, {}, {}),
+    ("secure aggregation would add up 2 clients, at least 3", {}, SECURE_PAIR, {}),
+    ("at most 199 examples only", {"largest_examples": 199}, {}, {}),
+    ("counts on other numbers of rows", {"smallest_examples": 60}, {}, {"counted": Rows(61)}),
+    ("counts on other numbers of rows", {}, {}, {"counted": Rows(50, 1000)}),
     ("data.length is 2", {}, {"data": {"source": "text", "path": "x.txt", "length": 2}}, {}),
 ]
 
@@ -165,6 +172,52 @@ def test_over_the_budget_nothing_is_charged_and_nothing_may_leave(tmp_path: Path
     assert ledger.would_spend("data", "example", *one, 1e-5) > 3.0
     with pytest.raises(PolicyError, match="rounds_a_day is 1"):
         charge_request(Policy(rounds_a_day=1), ledger, asked, REQUEST, "run-1")
+
+
+QUIET = replace(REQUEST, example_noise=3.0)
+
+
+def spend_until_refused(policy: Policy, ledger: Ledger, run: str) -> str:
+    for round_ in range(300):
+        try:
+            charge_request(policy, ledger, scenario(), replace(QUIET, round=round_), run)
+        except PolicyError as error:
+            return str(error)
+    return "never"
+
+
+def test_no_run_has_all_of_the_budget_and_no_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is spent in a run, and in 24 hours, is composed by itself and held against a bound of its own."""
+    ledger, now = Ledger(tmp_path / "ledger.sqlite"), [1e9]
+    monkeypatch.setattr("fedsim.privacy.ledger.time", SimpleNamespace(time=lambda: now[0]))
+    policy = Policy(largest_epsilon=1.5, largest_epsilon_a_run=1.0, largest_epsilon_a_day=1.2)
+    one = releases(policy, scenario(), QUIET)["example"]
+
+    def is_full(most: float) -> bool:
+        return ledger.epsilon("data", "example", 1e-5) <= most < ledger.would_spend("data", "example", *one, delta=1e-5)
+
+    assert "largest_epsilon_a_run is 1 at δ = 1e-05 for one example" in spend_until_refused(policy, ledger, "1")
+    assert is_full(1.0)
+    assert "largest_epsilon_a_day is 1.2 at" in spend_until_refused(policy, ledger, "2")
+    assert is_full(1.2)
+    now[0] += 86400 - 1
+    assert "largest_epsilon_a_day" in spend_until_refused(policy, ledger, "3")
+    assert is_full(1.2)
+    now[0] += 2
+    assert "largest_epsilon is 1.5" in spend_until_refused(policy, ledger, "3")
+    assert is_full(1.5)
+
+
+def test_a_clock_that_is_put_back_frees_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, now = Ledger(tmp_path / "ledger.sqlite"), [1e9]
+    monkeypatch.setattr("fedsim.privacy.ledger.time", SimpleNamespace(time=lambda: now[0]))
+    policy = Policy(largest_epsilon=8.0, largest_epsilon_a_run=None, largest_epsilon_a_day=1.0)
+    assert "largest_epsilon_a_day" in spend_until_refused(policy, ledger, "1")
+    spent = len(ledger.charges())
+    for days in (-1, -2, -3650):
+        now[0] = 1e9 + 86400.0 * days
+        assert "largest_epsilon_a_day" in spend_until_refused(policy, ledger, str(days))
+    assert len(ledger.charges()) == spent
 
 
 def test_the_file_that_init_writes_is_the_default_policy(tmp_path: Path) -> None:

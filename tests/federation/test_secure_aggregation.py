@@ -40,7 +40,7 @@ from fedsim.federation.secure_aggregation import (
 @settings(max_examples=40, deadline=None)
 def test_a_secret_needs_the_threshold_of_its_shares(holders: int, data: st.DataObject) -> None:
     threshold = data.draw(st.integers(1, holders))
-    numbers = data.draw(st.lists(st.integers(0, 10**6), min_size=holders, max_size=holders, unique=True))
+    numbers = data.draw(st.lists(st.integers(0, 10**6 - 1), min_size=holders, max_size=holders, unique=True))
     secret = data.draw(st.binary(min_size=32, max_size=32))
     shares = split(secret, numbers, threshold)
     some = data.draw(st.permutations(numbers))

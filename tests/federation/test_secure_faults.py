@@ -212,3 +212,68 @@ def test_a_real_client_without_a_ledger_masks_nothing(tmp_path: Path, world: Any
     )
     with pytest.raises(RunError, match="needs a ledger"):
         deployed(settings, tmp_path / "run")
+
+
+# --- a server that names holders who are none -----------------------------------------------------------------------
+
+
+def naming(wave: str, change: Callable[[list[int]], list[int]]) -> Any:
+    """The server passes on other numbers of clients than there are, with a key for each."""
+
+    def behaviour(message: Message, context: Context, honest: Any) -> list[Message]:
+        if message.metadata.message_type == wave:
+            record = message.content.config_records["secure" if wave == "train" else "config"]
+            name = "arrived" if wave == "train.unmask" else "clients"
+            old: Any = record[name]
+            record[name] = change(list(old))
+            for key in {"sealing-keys", "masking-keys", "shares", "prints"} & record.keys():
+                values: Any = record[key]
+                record[key] = [*values, *values][: len(record[name])]  # type: ignore[arg-type]
+        return [honest(message, context)]
+
+    return behaviour
+
+
+HOLDERS: dict[str, tuple[Callable[[list[int]], list[int]], str]] = {
+    "number -1, whose share is the secret itself": (lambda who: [*who[:-1], -1], "holders that are no clients"),
+    "a number that no client has": (lambda who: [*who[:-1], 10**6], "holders that are no clients"),
+    "a number twice": (lambda who: [*who, who[0]], "a client twice"),
+    "two clients only": (lambda who: who[:2], "smallest_cohort is 3"),
+}
+
+
+@pytest.mark.parametrize("wave", ["train.shares", "train", "train.unmask"])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_holders_who_are_no_clients_are_refused_before_anything_is_charged(
+    name: str, wave: str, tmp_path: Path, world: Any, deployed: Any
+) -> None:
+    change, reason = HOLDERS[name]
+    for client in range(3):
+        Ledger(tmp_path / f"ledger-{client}")
+        world.node_config[client] = {"ledger": str(tmp_path / f"ledger-{client}")}
+    world.behaviour = naming(wave, change)
+    settings = scenario(
+        defence={"example_dp": {"noise_multiplier": 1.0}, "secure_aggregation": True},
+        cohort={**SMALL["cohort"], "population": 3, "size": 3},
+        partition="iid",
+    )
+    told: list[str] = []
+    honest = world.behaviour
+
+    def listening(message: Message, context: Context, app: Any) -> list[Message]:
+        replies: list[Message] = honest(message, context, app)
+        told.extend(reply.error.reason for reply in replies if reply.has_error())
+        return replies
+
+    world.behaviour = listening
+    with pytest.raises(RunError):
+        deployed(settings, tmp_path / "run")
+    assert any(reason in each for each in told), told
+    charged = [len(Ledger(tmp_path / f"ledger-{client}").charges()) for client in range(3)]
+    assert charged == [int(wave == "train.unmask")] * 3
+
+
+def test_a_share_is_dealt_to_no_number_that_gives_the_secret() -> None:
+    for holders in ([0, 1, -1], [0, 1, 2**521 - 2], [0, 0, 0]):
+        with pytest.raises(ValueError, match=r"number|threshold"):
+            split(bytes(32), holders, 2)

@@ -45,7 +45,12 @@ def write_attack(
     entries = []
     for place, (result, inputs, labels) in enumerate(cases):
         key = f"round-1/client-{place}"
-        tensors = {"inputs": result.inputs, "confidence": result.confidence, "cells": result.cells}
+        tensors = {
+            "inputs": result.inputs,
+            "score": result.score,
+            "confidence": result.confidence,
+            "cells": result.cells,
+        }
         certified = result.certified
         tensors["certified"] = None if certified is None else certified.to(torch.uint8)
         found |= {f"{key}/{part}": tensor.contiguous() for part, tensor in tensors.items() if tensor is not None}
@@ -56,7 +61,12 @@ def write_attack(
             originals[f"{key}/assignment"] = torch.tensor(measured.assignment)
         entry = {"round": 1, "client": place, "key": key, "found": len(result.inputs), "loss": result.loss}
         entry |= {"certified": None if certified is None else int(certified.sum()), "notes": list(result.notes)}
-        entry |= {"label_counts": None, "error": None, "score": measured.to_dict() if measured else None}
+        entry |= {
+            "event": result.event,
+            "label_counts": None,
+            "error": None,
+            "score": measured.to_dict() if measured else None,
+        }
         entries.append(entry)
     document = {"attack": name, "settings": {}, "knowledge": KNOWN, "kind": knowledge.kind, "observations": entries}
     stem = folder / f"{number:03d}-{name}"
@@ -139,7 +149,7 @@ def table_cases(updates: int = 2, batch: int = 6) -> list[Case]:
             torch.randperm(batch, generator=generator)
         ]
         cells = (1 - scale[:, :7]).clamp(0.05, 0.99)
-        result = Reconstruction("tabular", found, None, 0.02, cells.mean(1), cells=cells)
+        result = Reconstruction("tabular", found, None, 0.02, cells.mean(1), cells=cells, event="the cell is right")
         cases.append((result, x[rows], y[rows]))
     return cases
 

@@ -144,4 +144,4 @@ def test_the_most_that_leaked_is_at_the_top_of_the_page(attacked: Path) -> None:
     assert "tried: closed-form, tabular, text; most was found by closed-form" in fact.note
     claims = [fact for fact in facts(read_run_files(attacked)) if fact.label == "Privacy claim"]
     assert {claim.tone for claim in claims} == {"red"}
-    assert all("An attack on this run shows data of the clients." in claim.note for claim in claims)
+    assert all("An attack or a game on this run shows what it is to hide." in claim.note for claim in claims)

@@ -161,20 +161,50 @@ def test_the_surest_come_first_and_both_ends_are_shown(attacked: Path, tmp_path:
     items, note = shown(items_of(files))
     assert len(items) == MOST_ITEMS
     assert f"{MOST_ITEMS} of 60 are shown" in note
-    assert [item.confidence for item in items[:12]] == pytest.approx(sure[:12].tolist())
+    assert [item.order for item in items[:12]] == pytest.approx(sure[:12].tolist())
     assert all(item.found is None for item in items[-12:])  # not found at all
 
 
-def test_only_a_probability_is_called_sure(sections: tuple[Section, ...]) -> None:
+def test_what_was_not_calibrated_shows_no_number_that_looks_like_a_probability(
+    sections: tuple[Section, ...], page: str
+) -> None:
     pictures, rows, texts = block(sections[0], Pictures).items, block(sections[1], Pairs), block(sections[2], Pairs)
-    assert all(re.search(r"\d+% sure", pair.caption) for pair in rows.items)
-    found = [item for item in pictures if item.found is not None]
-    assert {item.certified for item in found} == {True, False}
-    for item in found:
-        assert "sure" not in item.caption
-        assert ("score" in item.caption) != item.certified  # a certificate says more than a score
-    assert "score 0.99" in texts.items[0].caption
-    assert not [pair for pair in texts.items if "sure" in pair.caption]
+    for item in (*pictures, *rows.items, *texts.items):
+        assert not re.search(r"sure|score|at least|confidence", item.caption)
+    for section, calibrated in zip(sections, (False, True, False, False), strict=True):
+        meaning = next(b.text for b in section.blocks if isinstance(b, Paragraph) and "probability" in b.text)
+        assert ("was not calibrated here" in meaning) != calibrated
+        assert ("lower bound of the probability that the cell is right" in meaning) == calibrated
+        table = next(b for b in section.blocks if isinstance(b, Table) and b.title == "By update")
+        assert ("mean confidence" in table.columns) == calibrated
+    assert "mean score" not in page
+
+
+def test_a_calibrated_image_shows_its_lower_bound_rounded_down(attacked: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(attacked, run)
+    x, y = runs.digits()
+    sure = torch.tensor([0.6999, 0.29])
+    result = Reconstruction("auto", x[:2], None, 0.0, sure.clone(), confidence=sure, event="the image is near")
+    runs.write_attack(run, 5, [(result, x[:2], y[:2])], runs.pictures())
+    section = attack_pages(read_run_files(run))[-1]
+    shown_rates = [re.findall(r"at least (\d+)% sure", item.caption) for item in block(section, Pictures).items]
+    assert shown_rates == [["69"], ["28"]]
+    assert "lower bound of the probability that the image is near" in str(section.blocks)
+
+
+def test_confidences_of_an_older_run_are_not_shown(attacked: Path, tmp_path: Path) -> None:
+    """Before they were calibrated, every attack wrote a number between 0 and 1 under the name of a confidence."""
+    run = tmp_path / "run"
+    shutil.copytree(attacked, run)
+    x, y = runs.digits()
+    old = Reconstruction(
+        "gradient-matching", x[:2], None, 0.0, torch.tensor([0.1, 0.97]), confidence=torch.full((2,), 0.97)
+    )
+    runs.write_attack(run, 5, [(old, x[:2], y[:2])], runs.pictures())
+    section = attack_pages(read_run_files(run))[-1]
+    assert not re.search(r"97|0\.97", str([item.caption for item in block(section, Pictures).items]))
+    assert not [drawing for drawing in section.drawings if "reliability" in drawing.name]
 
 
 def test_every_attack_has_a_deed() -> None:
@@ -238,15 +268,10 @@ def test_reliability(sections: tuple[Section, ...]) -> None:
         (pytest.approx((0.95 + 0.97 + 1.0) / 3), Share(2, 3)),
     ]
     names = [drawing.name for section in sections for drawing in section.drawings]
-    assert [f"attack-{n}-reliability" for n in (1, 2, 3)] == [name for name in names if "reliability" in name]
+    assert [name for name in names if "reliability" in name] == ["attack-2-reliability"]
     table = next(drawing for drawing in sections[1].drawings).data
     assert sum(int(row[-1] or 0) for row in table.rows if str(row[0]).startswith("cells")) == 2 * 6 * 7
-    assert sum(int(row[-1] or 0) for row in table.rows if str(row[0]).startswith("rows")) == 12
-
-
-def test_only_the_confidence_of_tables_is_called_a_probability(sections: tuple[Section, ...]) -> None:
-    captions = [d.caption for section in sections for d in section.drawings if "reliability" in d.name]
-    assert ["no probability" in caption for caption in captions] == [True, False, True]
+    assert not [row for row in table.rows if str(row[0]).startswith("rows")]
 
 
 def test_header_tells_the_most_successful_attack(page: str) -> None:

@@ -22,7 +22,7 @@ from fedsim.report import read_run_files
 from fedsim.report.audit_bounds import gap_table
 from fedsim.report.audit_density import density, density_figure
 from fedsim.report.audit_estimates import four_digits_down, rounded_down
-from fedsim.report.audit_files import Audit, Counts, read_audit_file
+from fedsim.report.audit_files import Audit, Counts, read_audit_files
 from fedsim.report.audit_pages import audit_facts, audit_pages, releases_of
 from fedsim.report.blocks import Bullets, Definitions, Drawing, Paragraph, Section, Table
 
@@ -40,7 +40,7 @@ SOUND, BROKEN, TRANSCRIPT, GAME, PERFECT, UNCLAIMED, SUM = range(7)
 
 @pytest.fixture(scope="module")
 def audits(audited: Path) -> tuple[Audit, ...]:
-    return read_audit_file(audited)
+    return read_audit_files(audited)
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +321,7 @@ def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, An
 def test_a_damaged_file_is_one_sentence(spoil: Callable[[dict[str, Any]], str], audited: Path, tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text(spoil(json.loads((audited / "audit.json").read_text())))
     with pytest.raises(RunError, match=r"audit\.json is damaged \(.+\); remove it") as caught:
-        read_audit_file(tmp_path)
+        read_audit_files(tmp_path)
     assert "\n" not in str(caught.value)
 
 

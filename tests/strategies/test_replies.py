@@ -2,14 +2,17 @@
 """The server does not trust a client: a bad reply is refused with its reason, and the others count."""
 
 import math
+from statistics import median_low
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsim.federation.arrays import to_record
 from fedsim.federation.inline import InlineGrid, client_of, error_reply, node_of
-from fedsim.strategies.replies import read_replies
+from fedsim.strategies.replies import Limits, read_replies
 from fedsim.training import layout_of
 
 LAYOUT = layout_of(torch.nn.Linear(3, 2))
@@ -52,3 +55,27 @@ def test_a_bad_reply_is_refused_and_the_others_count(bad, reason) -> None:  # ty
     assert [arrival.client for arrival in arrivals] == [0, 2]
     assert [refusal.client for refusal in refused] == [1]
     assert reason in refused[0].reason
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.sampled_from([1.0, 2.5, 10.0]))
+def test_nobody_counts_for_more_than_so_many_times_the_median(counts: list[int], most: float) -> None:
+    replies = [
+        reply(client, record(client + 1.0), {**GOOD, "num-examples": count, "weight": float(count)})
+        for client, count in enumerate(counts)
+    ]
+    arrivals, refused, total = read_replies(replies, LAYOUT, client_of, Limits(largest_weight=most))
+    bound = most * median_low(counts)
+    assert not refused
+    assert [arrival.weight for arrival in arrivals] == [min(count, bound) for count in counts]
+    assert [arrival.examples for arrival in arrivals] == counts
+    assert [arrival.told_weight for arrival in arrivals] == [c if c > bound else None for c in counts]
+    assert total is not None
+    expected = sum(arrival.weight * arrival.row.double() for arrival in arrivals)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_a_million_examples_weigh_ten_and_not_6667() -> None:
+    counts = (150, 150, 1_000_000)
+    replies = [reply(c, record(), {**GOOD, "num-examples": n, "weight": float(n)}) for c, n in enumerate(counts)]
+    for limits, weights in ((Limits(largest_weight=10.0), [150, 150, 1500]), (Limits(), [150, 150, 1_000_000])):
+        assert [arrival.weight for arrival in read_replies(replies, LAYOUT, client_of, limits)[0]] == weights

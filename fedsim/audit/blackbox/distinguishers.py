@@ -18,7 +18,7 @@ from fedsim.audit.blackbox.outputs import SUMMARY, Floats, Outputs, lowest_bits,
 Function = Callable[[Outputs], Floats]
 _COLUMNS = 24  # places of the output that are looked at one by one
 _COARSE = SUMMARY.index("coarse")
-_COUNTED = tuple(SUMMARY.index(name) for name in ("length", "NaN", "+inf", "-inf", "coarse", "whole"))
+_COUNTED = tuple(SUMMARY.index(name) for name in ("no answer", "length", "NaN", "+inf", "-inf", "coarse", "whole"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,11 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.fingerprints)
 
+    @property
+    def unanswered(self) -> NDArray[np.bool_]:
+        """Which of them are refusals."""
+        return np.asarray(self.summary[:, -1] > 0)
+
     def widened(self, width: int) -> Outputs:
         """With zeros for the numbers that are missing."""
         missing = width - self.values.shape[1]
@@ -57,7 +62,9 @@ class Outputs:
         return Outputs(self.values[places], self.summary[places], self.fingerprints[places], self.words[places])
 
 
-SUMMARY = ("length", "NaN", "+inf", "-inf", "L1 norm", "L2 norm", "largest", "least", "coarse", "whole", "sum")
+SUMMARY = (
+    "length", "NaN", "+inf", "-inf", "L1 norm", "L2 norm", "largest", "least", "coarse", "whole", "sum", "no answer"
+)  # fmt: skip
 """Of the whole output: how many numbers, how many are no numbers, norms, numbers with few digits, whole numbers."""
 
 
@@ -69,13 +76,19 @@ class Raised:
     text: str = ""
 
 
+def is_refusal(output: Any) -> bool:
+    """Whether an output is no answer: an exception, None, or numbers of which each is NaN."""
+    return bool(read([output]).unanswered[0])
+
+
 def read(outputs: Sequence[Any] | NDArray[Any], width: int | None = None) -> Outputs:
     """All outputs of a block; `width` numbers are kept of each (by default as many as the longest has)."""
     if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "fiub":
         rows = outputs.reshape(len(outputs), -1).astype(np.float64)
         plain = np.ascontiguousarray(outputs.reshape(len(outputs), -1))
         prints = np.array([_hash(row.tobytes()) for row in plain], dtype=np.int64)
-        return _numeric(rows, np.full(len(rows), rows.shape[1]), prints, np.zeros_like(prints), width)
+        lengths, silent = np.full(len(rows), rows.shape[1]), np.zeros(len(rows), dtype=bool)
+        return _numeric(rows, lengths, silent, prints, np.zeros_like(prints), width)
     flat = [_flatten(output) for output in outputs]
     lengths = np.array([len(numbers_) for numbers_, _ in flat], dtype=np.int64)
     rows = np.zeros((len(flat), int(lengths.max(initial=0))))
@@ -83,7 +96,8 @@ def read(outputs: Sequence[Any] | NDArray[Any], width: int | None = None) -> Out
         row[: len(found)] = found
     prints = np.array([_hash(found.tobytes() + text.encode()) for found, text in flat], dtype=np.int64)
     words = np.array([_hash(text.encode()) for _, text in flat], dtype=np.int64)
-    return _numeric(rows, lengths, prints, words, width)
+    silent = np.array([output is None or isinstance(output, Raised) for output in outputs], dtype=bool)
+    return _numeric(rows, lengths, silent, prints, words, width)
 
 
 def joined(parts: Sequence[Outputs]) -> Outputs:
@@ -112,7 +126,12 @@ def lowest_bits(values: Floats) -> Floats:
 
 
 def _numeric(
-    rows: Floats, lengths: NDArray[np.int64], prints: NDArray[np.int64], words: NDArray[np.int64], width: int | None
+    rows: Floats,
+    lengths: NDArray[np.int64],
+    silent: NDArray[np.bool_],
+    prints: NDArray[np.int64],
+    words: NDArray[np.int64],
+    width: int | None,
 ) -> Outputs:
     nan, high, low = np.isnan(rows), np.isposinf(rows), np.isneginf(rows)
     rows = np.clip(np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), -1e150, 1e150)
@@ -129,6 +148,7 @@ def _numeric(
             (_coarse(rows) & there).sum(1).astype(np.float64),
             ((rows == np.round(rows)) & there).sum(1).astype(np.float64),
             _total(rows),
+            (silent | ((lengths > 0) & (nan.sum(1) == lengths))).astype(np.float64),
         ],
         axis=1,
     )

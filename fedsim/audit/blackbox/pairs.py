@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,20 +30,44 @@ class Pair:
 
 @dataclass(frozen=True)
 class Domain:
-    """What a record may be: each number between low and high; the norm at most `norm`, where one is given."""
+    """What a record may be: each number between low and high; the norm at most `norm`, where one is given.
+
+    With `values`, such as the codes of categories, each number is one of them, and low and high are their ends.
+    """
 
     low: float = -FAR
     high: float = FAR
     norm: float | None = None
+    values: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse an empty domain."""
+        if self.values is not None:
+            ordered = tuple(sorted({float(value) for value in self.values}))
+            if len(ordered) < 2 or not np.isfinite(ordered).all():
+                raise AuditError(f"domain has the values {self.values!r}; give at least two finite numbers")
+            for field, value in (("values", ordered), ("low", ordered[0]), ("high", ordered[-1])):
+                object.__setattr__(self, field, value)
         if not self.low < self.high:
             raise AuditError(f"domain is {self.low:g} to {self.high:g}; low must be below high")
+
+    @classmethod
+    def of(cls, domain: Domain | Collection[float]) -> Domain:
+        """A `Domain` as it is; (low, high) as an interval; a set, a range or a list as the values that occur."""
+        if isinstance(domain, Domain):
+            return domain
+        return cls(*domain) if isinstance(domain, tuple) else cls(values=tuple(domain))
+
+    @property
+    def base(self) -> float:
+        """The plainest number that a record may hold: 0, or else the lowest."""
+        return 0.0 if self.fits(np.zeros(1)) else self.low
 
     def fits(self, record: Records) -> bool:
         """Whether a record may be so."""
         inside = bool((record >= self.low).all() and (record <= self.high).all())
+        if self.values is not None:
+            inside = inside and bool(np.isin(record, self.values).all())
         return inside and (self.norm is None or float(np.linalg.norm(record)) <= self.norm * (1 + 1e-12))
 
 
@@ -69,12 +93,11 @@ def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, si
 
     Records: along the first and last coordinate, all coordinates at once, on both sides, at magnitude 1 and at the end
     of the domain, and zero (which shows a number of records that is not hidden). The rest: empty, one record, zeros,
-    copies.
+    copies. With `size` all others are so many, because a mechanism may be meant for that number only.
     """
     records = _records(shape, domain)
-    zero = np.zeros(shape)
     pairs: list[Pair] = []
-    for rest_name, rest in _rests(shape, domain, size or _SIZE):
+    for rest_name, rest in _rests(shape, domain, size):
         for name, record in records:
             what = f"{name} beside {rest_name}"
             if adjacency == "add/remove":
@@ -84,8 +107,9 @@ def worst_pairs(adjacency: Adjacency, shape: tuple[int, ...], domain: Domain, si
                 continue
             if domain.fits(-record):
                 pairs.append(Pair(_with(rest, record), _with(rest, -record), f"{what}, or its negative"))
-            other = _other(zero, record, domain)  # an even function does not tell a record from its negative
-            pairs.append(Pair(_with(rest, record), _with(rest, other), f"{what}, or another"))
+            other = _other(record, domain)  # an even function does not tell a record from its negative
+            if other is not None:
+                pairs.append(Pair(_with(rest, record), _with(rest, other), f"{what}, or another"))
     return pairs
 
 
@@ -116,12 +140,14 @@ def varied_pairs(
     """Random pairs of a few values, for leaks that need a certain size, mixture or place.
 
     A rule such as "at least five", "if all agree" or "the first tenth" is seen on few data sets only, but plainly. All
-    numbers of other records have their turn, the small ones more often (where `size` is given: that one, and smaller
-    ones); they are equal, alternate or are mixed, and the record that matters comes last, first or in between.
+    numbers of other records have their turn, the small ones more often (where `size` is given: that one only); they are
+    equal, alternate or are mixed, and the record that matters comes last, first or in between.
     """
     pairs: list[Pair] = []
     values = sorted({value for value in (*_VALUES, domain.low, domain.high) if domain.low <= value <= domain.high})
-    turns = [*_SMALL] * 4 + [*_LARGE] if size is None else [size] * size + [*range(size)]
+    if domain.values is not None:
+        values = [*domain.values]
+    turns = [*_SMALL] * 4 + [*_LARGE] if size is None else [size]
     sizes = itertools.cycle(rng.permutation(turns))
     while len(pairs) < number:
         many, rest, place = _varied_rest(shape, domain, values, rng, int(next(sizes)))
@@ -175,18 +201,32 @@ def _with(rest: Records, record: Records) -> Records:
     return np.concatenate([rest, record[None]])
 
 
-def _other(zero: Records, record: Records, domain: Domain) -> Records:
-    low = np.full_like(zero, domain.low)
-    if domain.fits(zero):
-        return zero
-    return low if domain.fits(low) and (low != record).any() else zero
+def like_pairs(adjacency: Adjacency, like: Records, domain: Domain, rng: np.random.Generator, most: int) -> list[Pair]:
+    """An example data set without one of its records, or with another of its records in that place."""
+    pairs: list[Pair] = []
+    places = rng.permutation(len(like))[:most]
+    for place, other in zip(places.tolist(), np.roll(places, 1).tolist(), strict=True):
+        if adjacency == "add/remove":
+            pairs.append(Pair(like, np.delete(like, place, axis=0), f"like, with and without record {place}"))
+        elif not np.array_equal(like[place], like[other]):
+            second = like.copy()
+            second[place] = like[other]
+            pairs.append(Pair(like, second, f"like, with record {other} in place of record {place}"))
+    return [pair for pair in pairs if all(domain.fits(record) for record in pair.first)]
+
+
+def _other(record: Records, domain: Domain) -> Records | None:
+    """Zero, the lowest or the highest record: the first that may occur and is another one."""
+    ends = (np.full_like(record, end) for end in (0.0, domain.low, domain.high))
+    return next((end for end in ends if domain.fits(end) and (end != record).any()), None)
 
 
 def _records(shape: tuple[int, ...], domain: Domain) -> list[tuple[str, Records]]:
     width = int(np.prod(shape, dtype=int))
     places = [0] if width == 1 else [0, width - 1]
     inside = [value for value in (7.0, 0.5) if domain.low < value < domain.high]
-    ends = sorted({1.0, domain.high, -1.0, domain.low, *inside}, key=lambda end: (abs(end), -end))
+    numbers = domain.values[:8] if domain.values is not None else inside
+    ends = sorted({1.0, domain.high, -1.0, domain.low, *numbers}, key=lambda end: (abs(end), -end))
     found: list[tuple[str, Records]] = []
     for end in ends:
         for place in places:
@@ -205,20 +245,20 @@ def _records(shape: tuple[int, ...], domain: Domain) -> list[tuple[str, Records]
     return kept or [("the lowest record", np.full(shape, domain.low)), ("the highest", np.full(shape, domain.high))]
 
 
-def _rests(shape: tuple[int, ...], domain: Domain, size: int) -> Iterator[tuple[str, Records]]:
-    base = np.zeros(shape)
-    if not domain.fits(base):
-        base = np.full(shape, domain.low)
-    yield f"{size} equal ones", np.repeat(base[None], size, axis=0)
-    for few, many in ((5, 60),) if size == _SIZE else ():  # a leak may depend on how many there are
-        yield f"{few} equal ones", np.repeat(base[None], few, axis=0)
-        yield f"{many} equal ones", np.repeat(base[None], many, axis=0)
-    yield "nothing", np.zeros((0, *shape))
-    if size > 1:  # what divides by the number of records shows it most where there are few
-        yield "a single other", base[None].copy()
+def _rests(shape: tuple[int, ...], domain: Domain, size: int | None) -> Iterator[tuple[str, Records]]:
+    many = _SIZE if size is None else size
+    base = np.full(shape, domain.base)
+    yield f"{many} equal ones", np.repeat(base[None], many, axis=0)
+    if size is None:  # a leak may depend on how many there are; what divides by them shows it most where they are few
+        for number, name in ((5, "5 equal ones"), (60, "60 equal ones"), (0, "nothing"), (1, "a single other")):
+            yield name, np.repeat(base[None], number, axis=0)
+    if not many:
+        return
     top = np.full(shape, min(domain.high, 1.0) if domain.norm is None else 0.0)
     if domain.fits(top) and (top != base).any():
-        yield f"{size} large ones", np.repeat(top[None], size, axis=0)
-    spread = np.linspace(max(domain.low, -1.0), min(domain.high, 1.0), size).reshape(size, *([1] * len(shape)))
-    if domain.norm is None and spread.min() >= domain.low and spread.max() <= domain.high:
-        yield f"{size} spread ones", np.broadcast_to(spread, (size, *shape)).copy()
+        yield f"{many} large ones", np.repeat(top[None], many, axis=0)
+    ends = max(domain.low, -1.0), min(domain.high, 1.0)
+    along = np.linspace(*ends, many) if domain.values is None else np.resize(domain.values, many)
+    spread = np.broadcast_to(along.reshape(many, *([1] * len(shape))), (many, *shape)).copy()
+    if domain.norm is None and all(domain.fits(record) for record in spread):
+        yield f"{many} spread ones", spread

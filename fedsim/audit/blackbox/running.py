@@ -112,7 +112,7 @@ def _batched(mechanism: Any, dataset: Any, trials: int, rng: np.random.Generator
     size = 64
     while trials > 0:
         asked = min(size, trials)
-        made = mechanism.batch(_copy(dataset), np.random.default_rng(rng.integers(2**63)), asked)
+        made = _many(mechanism, dataset, int(rng.integers(2**63)), asked)
         if len(made) != asked:
             raise AuditError(
                 f"batch returned {len(made)} outputs where {asked} were asked for; return one for each run"
@@ -122,6 +122,14 @@ def _batched(mechanism: Any, dataset: Any, trials: int, rng: np.random.Generator
         trials -= asked
         size = max(8, min(2**16, _BLOCK // max(1, outputs.values.shape[1])))
     return _all(parts, lens)
+
+
+def _many(mechanism: Any, dataset: Any, seed: int, asked: int) -> Any:
+    """A batch of outputs; one by one where the batch raises, since what a single run raises is its output."""
+    try:
+        return mechanism.batch(_copy(dataset), np.random.default_rng(seed), asked)
+    except (Exception, SystemExit):
+        return [once(mechanism, dataset, rng) for rng in np.random.default_rng(seed).spawn(asked)]
 
 
 def _copy(dataset: Any) -> Any:

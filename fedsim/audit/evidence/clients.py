@@ -14,7 +14,7 @@ import torch
 from flwr.app import ConfigRecord
 from torch import Tensor
 
-from fedsim.audit.evidence.canaries import update_canaries
+from fedsim.audit.evidence.canaries import MARKS, update_canaries
 from fedsim.audit.evidence.federated import (
     Echo,
     Evidence,
@@ -24,7 +24,7 @@ from fedsim.audit.evidence.federated import (
     log_likelihood_ratio,
     watched,
 )
-from fedsim.errors import AuditError
+from fedsim.errors import AuditError, counted
 from fedsim.federation.client import local_work, protect
 from fedsim.federation.cohorts import participations
 from fedsim.federation.evaluation import evaluate
@@ -38,8 +38,9 @@ from fedsim.training import train_cohort
 def client_evidence(
     scenario: Scenario, *, canaries: int | None = None, seed: int | None = None, progress: Progress | None = None
 ) -> Evidence:
-    """Let some clients, a quarter of the population by default, send canaries in place of updates, and run.
+    """Let some clients send canaries in place of updates, and run.
 
+    By default they are a quarter of the population, or as many as there is room for.
     Where each client adds its own noise the claim is about replacing what a client holds, so an absent canary sends
     the opposite vector; where the noise is shared and the server sees the sum, it sends zero. The canaries are the
     clients that take part most often, whose number of rounds is that of the claim.
@@ -58,15 +59,20 @@ def client_canaries(planned: Plan, canaries: int | None) -> tuple[PrivacyClaim, 
             " audit the mechanism itself with `fedsim audit module:function`"
         )
     takes_part = participations(planned.cohorts)
-    count = max(1, planned.population // 4) if canaries is None else canaries
-    most = min(len(takes_part), planned.layout.size // 4)
+    most = min(len(takes_part), planned.layout.size // MARKS)
+    count = min(most, max(1, planned.population // 4)) if canaries is None else canaries
     if not 0 < count <= most:
         raise AuditError(
-            f"canaries is {count}, but {len(takes_part)} clients take part and {planned.layout.size} parameters have"
-            f" room for {planned.layout.size // 4} canaries; choose a number between 1 and {most}"
+            f"canaries is {count}, but {counted(len(takes_part), 'client')} of this scenario take part, and its"
+            f" {counted(planned.layout.size, 'parameter')} have room for {planned.layout.size // MARKS} canaries;"
+            f" {_remedy(most)}"
         )
     chosen = [client for client, _ in takes_part.most_common(count)]
     return claim, chosen
+
+
+def _remedy(most: int) -> str:
+    return f"choose a number between 1 and {most}" if most else f"choose a model of at least {MARKS} parameters"
 
 
 class _ClientWatch:

@@ -108,7 +108,7 @@ def example_canaries(planned: Plan, canaries: int | None) -> tuple[PrivacyClaim,
     claim, work = audited_claim(planned, "example"), local_work(planned.scenario, planned.noise.example or 0.0)
     clients = audited_clients(planned, claim, work)
     smallest = min(planned.partition.size(client) for client in clients)
-    count = smallest // 2 if canaries is None else canaries
+    count = max(1, smallest // 2) if canaries is None else canaries
     if not 0 < count <= smallest:
         raise AuditError(
             f"canaries is {count}, but a client of this scenario holds {smallest} examples, some of which give way to"

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedsim.errors import AuditError
+from fedsim.errors import AuditError, counted
 from fedsim.federation.client import local_work
 from fedsim.federation.plan import Plan, plan
 from fedsim.privacy import SERVER, PrivacyClaim
 from fedsim.randomness import ClientRandomness
-from fedsim.scenario import Scenario
+from fedsim.scenario import LANGUAGE_GAMES, GameName, Scenario
 from fedsim.training import Layout, LocalWork, train_cohort
 
 Numbers = NDArray[np.float64]
@@ -68,6 +68,27 @@ class Arena:
             planned.model, planned.layout, planned.start, x, y, data.classes, rows, work,
             found[0] if found else None, data.groups, data.kind == "text", seed,
         )  # fmt: skip
+
+    def check(self, game: GameName) -> None:
+        """An AuditError for a game that cannot be played here."""
+        if self.text != (game in LANGUAGE_GAMES):
+            mine, other = ("text", "MI") if game in LANGUAGE_GAMES else ("images and tables", "RC-Targ")
+            raise AuditError(f"game {game} is played with {mine}, which this data is not; play {other}")
+        dp = self.work.example_dp
+        private = dp is not None and dp.batches == "poisson" and self.claim is not None and self.claim.finite
+        if game == "DPD" and not private:
+            raise AuditError(
+                "game DPD sees every step of DP-SGD with Poisson batches; set defence.example_dp, or play MI"
+            )
+
+    @property
+    def scope(self) -> str:
+        """What a game in this arena leaves out of a federation."""
+        return (
+            f"Played is the training of one client by itself ({counted(self.rows, 'row')},"
+            f" {counted(int(self.work.steps or 1), 'step')}), not the federation: other clients, averaging, secure"
+            " aggregation and noise for whole clients are left out."
+        )
 
     def train(self, members: list[Rows], first: int = 0) -> Tensor:
         """(K, P): the final weights of replicas that are trained on these rows, the k-th with randomness first + k."""

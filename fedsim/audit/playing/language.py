@@ -35,7 +35,7 @@ def completion(arena: Arena, trials: int) -> Played:
         told = write_on(arena, weights[k], row[None, :half], half + CONTINUED)
         right[k] = torch.equal(told[0], row[: half + CONTINUED])
     said = f"{arena.work.steps} steps on {arena.rows} rows a trial; {half} tokens shown, the next {CONTINUED} asked for"
-    return flips, right, "replace", (said,)
+    return Played(flips, right, "replace", (said,))
 
 
 def extraction(arena: Arena, trials: int) -> Played:
@@ -61,7 +61,7 @@ def extraction(arena: Arena, trials: int) -> Played:
         data = order[: arena.rows] if flips[k] else order[-arena.rows :]
         right[k] = _is_in(texts[int(told.argmin())], arena, data)
     said = f"the best of {_SAMPLES} texts, by {_REFERENCES} reference models; {EXTRACTED} tokens in a row count"
-    return flips, right, "replace", (f"{arena.work.steps} steps on {arena.rows} rows a trial; {said}",)
+    return Played(flips, right, "replace", (f"{arena.work.steps} steps on {arena.rows} rows a trial; {said}",))
 
 
 def write_on(

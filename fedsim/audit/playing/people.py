@@ -11,6 +11,7 @@ import torch
 
 from fedsim.audit.playing.arena import Arena, Rows
 from fedsim.audit.playing.shadows import Played, Shadows, coins, draw, notes
+from fedsim.audit.playing.white_box import WhiteBox
 from fedsim.errors import AuditError
 from fedsim.randomness import stream
 
@@ -30,7 +31,7 @@ def property_of_data(arena: Arena, trials: int) -> Played:
         members.append(drawn)
     shown = stream(arena.seed, "game shown").permutation(len(arena.x))[:200]
     readiness = arena.losses(arena.train(members), shown)[:, :, 0].neg().exp().mean(1).numpy()
-    return flips, readiness, "replace", ("twice the share of the first class, or the usual one",)
+    return Played(flips, readiness, "replace", ("twice the share of the first class, or the usual one",))
 
 
 def user(arena: Arena, trials: int) -> Played:
@@ -42,7 +43,7 @@ def user(arena: Arena, trials: int) -> Played:
         raise AuditError("game MI-User needs rows of other clients; set partition.examples_per_client to fewer")
     weights, shadows = arena.train(members), Shadows(arena)
     scores = [shadows.score(weights[k : k + 1], order[-each:]).mean() for k, order in enumerate(orders)]
-    return flips, np.array(scores), "replace", (*notes(arena), f"a client of {each} rows")
+    return Played(flips, np.array(scores), "replace", (*notes(arena), f"a client of {each} rows"))
 
 
 def subject(arena: Arena, trials: int) -> Played:
@@ -65,7 +66,7 @@ def subject(arena: Arena, trials: int) -> Played:
     scores = [shadows.score(weights[k : k + 1], rows).mean() for k, rows in enumerate(shown)]
     what = "natural clients" if arena.groups is not None else "rows with those nearest to them"
     said = f"subjects are {what}; {each} rows trained on, as many others shown"
-    return flips, np.array(scores), "replace", (*notes(arena), said)
+    return Played(flips, np.array(scores), "replace", (*notes(arena), said))
 
 
 def _subjects(arena: Arena, trials: int, least: int) -> list[Rows]:
@@ -100,9 +101,9 @@ def mismatch(arena: Arena, trials: int) -> Played:
     members = [order[: arena.rows] for order in draw(arena, trials, "game rows", inside)]
     others = stream(arena.seed, "game challenge").choice(outside, trials)
     targets = np.where(flips, [rows[-1] for rows in members], others)
-    scores = np.diagonal(Shadows(arena).score(arena.train(members), targets)).copy()
+    scores = WhiteBox(arena).own(arena.train(members), targets)
     parts = "natural clients" if arena.groups is not None else "rows along the direction in which they differ most"
-    return flips, scores, "replace", (*notes(arena), f"members and others are of two halves: {parts}")
+    return Played(flips, scores, "replace", (*notes(arena), f"members and others are of two halves: {parts}"))
 
 
 def _two_parts(arena: Arena) -> tuple[Rows, Rows]:

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who plays which game: each a function (arena, trials) -> (truth, score, adjacency, notes)."""
+"""Who plays which game, and what that adversary looks at: at most what the game shows, and sometimes less."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from fedsim.audit.playing import language, people, rows, worst_case
+from fedsim.audit.games import GAMES
+from fedsim.audit.playing import language, people, rows, white_box, worst_case
 from fedsim.audit.playing.shadows import Player
 from fedsim.scenario import GameName
 
-_SKEW = 0.1
-
 PLAYERS: dict[GameName, Player] = {
-    "MI": rows.membership,
-    "MI-BB": rows.membership,
-    "MI-skew": partial(rows.membership, share=_SKEW),
-    "MI-Diff": partial(rows.membership, difference=True),
+    "MI": partial(rows.membership, weights=True),
+    "MI-BB": partial(rows.membership, weights=False),
+    "MI-skew": partial(rows.membership, weights=True, coin=GAMES["MI-skew"].coin),
+    "MI-Diff": rows.difference,
     "MI-Pois": rows.poisoned,
     "MI-SQ": rows.adversarial_data,
     "AI": rows.attribute,
@@ -31,3 +30,16 @@ PLAYERS: dict[GameName, Player] = {
     "RC-Targ": language.completion,
     "RC-Untarg": language.extraction,
 }
+
+_OUTPUTS = "the model's outputs"
+_OUTPUTS_ONLY = "the model's outputs only, though the game shows the weights: a better adversary may see more"
+_OWN_WEIGHTS = "the final weights, along the canary's own coordinates"
+
+LOOKS_AT: dict[GameName, str] = {
+    **dict.fromkeys(PLAYERS, _OUTPUTS),
+    **dict.fromkeys(("MI", "MI-skew", "MM", "Inv", "RC"), white_box.LOOKS_AT),
+    **dict.fromkeys(("AI", "PI"), _OUTPUTS_ONLY),
+    **dict.fromkeys(("MI-Adv", "SMI"), _OWN_WEIGHTS),
+    "DPD": "every step, along the canary's own coordinates: the log-likelihood ratio, which is the best there is",
+}
+"""What the adversary of each game makes its score of."""

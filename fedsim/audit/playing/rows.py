@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Games about one random row: was it there, which attribute has it, which one is it?
 
-Membership and all that reduces to it is told from the loss: how much more confident a model is of the true label than
-shadow models that were trained without the row, in their standard deviations (offline LiRA, Carlini et al. 2022).
+From a model's outputs, membership is read off the loss: how much more confident the model is of the true label than
+shadow models that were trained without the row, in their standard deviations (offline LiRA, Carlini et al. 2022). Where
+the game shows the weights, the gradient of the row is looked for in them too (`white_box`).
 """
 
 from __future__ import annotations
@@ -13,24 +14,34 @@ import numpy as np
 import torch
 
 from fedsim.audit.playing.arena import Arena
-from fedsim.audit.playing.shadows import Played, Shadows, coins, draw, notes, train_with
+from fedsim.audit.playing.shadows import Played, Shadows, coins, draw, each_own, notes, train_with
+from fedsim.audit.playing.white_box import WhiteBox
 from fedsim.errors import AuditError
 
 CANDIDATES = 8
 _COPIES = 4
 
 
-def membership(arena: Arena, trials: int, *, share: float = 0.5, difference: bool = False) -> Played:
-    """S and two rows are drawn; the first is trained on if the coin says so, else the second; was it the first?"""
-    flips, orders = coins(arena, trials, share), draw(arena, trials, "game rows")
+def membership(arena: Arena, trials: int, *, weights: bool, coin: float = 0.5) -> Played:
+    """S and two rows are drawn; the first is trained on if the coin says so, else the second; was it the first?
+
+    `weights`: the adversary sees the weights, and not the outputs only.
+    """
+    flips, orders = coins(arena, trials, coin), draw(arena, trials, "game rows")
     targets = np.array([order[-1] for order in orders])
-    weights = train_with(arena, orders, flips)
-    shadows = Shadows(arena)
-    if difference:
-        labels = arena.y[targets].numpy()
-        own = arena.losses(weights, targets).numpy()[np.arange(trials), np.arange(trials), labels]
-        return flips, shadows.label_losses(targets)[np.arange(trials), labels] - own, "replace", notes(arena)
-    return flips, np.diagonal(shadows.score(weights, targets)).copy(), "replace", notes(arena)
+    models = train_with(arena, orders, flips)
+    adversary = WhiteBox(arena) if weights else Shadows(arena)
+    return Played(flips, adversary.own(models, targets), "replace", notes(arena))
+
+
+def difference(arena: Arena, trials: int) -> Played:
+    """The same, told by how much smaller the loss of the row is than the mean of shadow models without it."""
+    flips, orders = coins(arena, trials), draw(arena, trials, "game rows")
+    targets = np.array([order[-1] for order in orders])
+    models, labels = train_with(arena, orders, flips), arena.y[targets].numpy()
+    own = arena.losses(models, targets).numpy()[np.arange(trials), np.arange(trials), labels]
+    expected = Shadows(arena).label_losses(targets)[np.arange(trials), labels]
+    return Played(flips, expected - own, "replace", notes(arena))
 
 
 def attribute(arena: Arena, trials: int) -> Played:
@@ -40,25 +51,27 @@ def attribute(arena: Arena, trials: int) -> Played:
     own = arena.losses(train_with(arena, orders, flips), targets).numpy()[np.arange(trials), np.arange(trials)]
     guesses = (own - Shadows(arena).label_losses(targets)).argmin(1)
     right = guesses == arena.y[targets].numpy()
-    return flips, right.astype(np.float64), "replace", (*notes(arena), "the attribute is the label")
+    return Played(flips, right.astype(np.float64), "replace", (*notes(arena), "the attribute is the label"))
 
 
 def candidates(arena: Arena, trials: int, *, same_label: bool, fixed: bool) -> Played:
-    """Which of eight rows is it? The one of which the model is surest, compared with shadow models."""
+    """Which of eight rows is it? The one that most speaks for, compared with shadow models."""
     flips, orders = coins(arena, trials), draw(arena, trials, "game rows")
     if fixed:  # all trials share the other rows, which the adversary knows
         rest = orders[0][: arena.rows - 1]
         left = np.setdiff1d(np.arange(len(arena.x)), rest)
         orders = [np.concatenate([rest, order]) for order in draw(arena, trials, "game challenge", left)]
-    weights, shadows = train_with(arena, orders, flips), Shadows(arena)
+    weights, adversary = train_with(arena, orders, flips), WhiteBox(arena)
     right = np.zeros(trials)
     for k, order in enumerate(orders):
         others = order[arena.rows - 1 : -2]
         if same_label:
             others = others[arena.y[others].numpy() == int(arena.y[order[-1]])]
         names = np.append(others[: CANDIDATES - 1], order[-1])
-        right[k] = shadows.score(weights[k : k + 1], names)[0].argmax() == len(names) - 1
-    return flips, right, "replace", (*notes(arena), f"{CANDIDATES} candidates; by guessing 1 in {CANDIDATES} is right")
+        right[k] = adversary.score(weights[k : k + 1], names)[0].argmax() == len(names) - 1
+    return Played(
+        flips, right, "replace", (*notes(arena), f"{CANDIDATES} candidates; by guessing 1 in {CANDIDATES} is right")
+    )
 
 
 def poisoned(arena: Arena, trials: int) -> Played:
@@ -71,8 +84,8 @@ def poisoned(arena: Arena, trials: int) -> Played:
     for k, (order, coin) in enumerate(zip(orders, flips, strict=True)):
         poison = np.full(_COPIES, len(arena.x) + k)
         members.append(np.concatenate([order[: arena.rows - 1 - _COPIES], poison, [order[-1] if coin else order[-2]]]))
-    own = arena.confidence(poisoned.train(members), targets)
-    return flips, np.diagonal(own).copy(), "replace", (f"{_COPIES} poisoned copies of each target",)
+    own = each_own(arena.confidence, poisoned.train(members), targets)
+    return Played(flips, own, "replace", (f"{_COPIES} poisoned copies of each target",))
 
 
 def adversarial_data(arena: Arena, trials: int) -> Played:
@@ -89,4 +102,4 @@ def adversarial_data(arena: Arena, trials: int) -> Played:
     drawn = draw(arena, trials, "game rows", others)
     orders = [np.append(order, target) for order, target in zip(drawn, targets, strict=True)]
     weights = train_with(arena, orders, flips)
-    return flips, np.diagonal(arena.confidence(weights, targets)).copy(), "replace", ()
+    return Played(flips, each_own(arena.confidence, weights, targets), "replace", ())

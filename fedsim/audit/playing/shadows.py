@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,22 @@ from torch import Tensor
 from fedsim.audit.playing.arena import Arena, Numbers, Rows
 from fedsim.privacy.claim import Adjacency
 from fedsim.randomness import stream
+from fedsim.scenario import GameName
 
 Bits = NDArray[np.bool_]
-Played = tuple[Bits, Numbers, Adjacency, tuple[str, ...]]
-"""(truth, score, adjacency, notes) of some trials."""
+
+
+class Played(NamedTuple):
+    """Some trials: the coins, and what the adversary made of them."""
+
+    truth: Bits
+    score: Numbers
+    adjacency: Adjacency
+    notes: tuple[str, ...] = ()
+    weaker: Mapping[GameName, Numbers] = {}
+    """On the same trials, the scores of adversaries of other games, who see a part of what this one sees."""
+
+
 Player = Callable[[Arena, int], Played]
 SHADOWS = 64
 
@@ -37,12 +50,12 @@ class Shadows:
     def __init__(self, arena: Arena) -> None:
         self._arena, pool = arena, np.arange(len(arena.x))
         members = [order[: arena.rows] for order in draw(arena, SHADOWS, "game shadows")]
-        self._weights = arena.train(members, first=1 << 20)
-        self._without = np.stack([~np.isin(pool, rows) for rows in members])
-        self._without[:2] |= self._without.sum(0) < 2  # a row that nearly all were trained on
-        theirs, count = arena.confidence(self._weights, pool), self._without.sum(0)
-        self._mean = (theirs * self._without).sum(0) / count
-        spread = np.sqrt((((theirs - self._mean) ** 2) * self._without).sum(0) / count)
+        self.weights = arena.train(members, first=1 << 20)
+        self.without = np.stack([~np.isin(pool, rows) for rows in members])
+        self.without[:2] |= self.without.sum(0) < 2  # a row that nearly all were trained on
+        theirs, count = arena.confidence(self.weights, pool), self.without.sum(0)
+        self._mean = (theirs * self.without).sum(0) / count
+        spread = np.sqrt((((theirs - self._mean) ** 2) * self.without).sum(0) / count)
         self._spread = np.maximum(spread, spread.mean() / 10 + 1e-9)
 
     def score(self, weights: Tensor, rows: Rows) -> Numbers:
@@ -50,11 +63,20 @@ class Shadows:
         scores: Numbers = (self._arena.confidence(weights, rows) - self._mean[rows]) / self._spread[rows]
         return scores
 
+    def own(self, weights: Tensor, rows: Rows) -> Numbers:
+        """(K,): the score of row k in model k."""
+        return each_own(self.score, weights, rows)
+
     def label_losses(self, rows: Rows) -> Numbers:
         """(M, classes): the mean loss of each label that a row could have, by shadows without the row."""
-        losses, without = self._arena.losses(self._weights, rows).numpy(), self._without[:, rows, None]
+        losses, without = self._arena.losses(self.weights, rows).numpy(), self.without[:, rows, None]
         means: Numbers = (losses * without).sum(0) / without.sum(0)
         return means
+
+
+def each_own(score: Callable[[Tensor, Rows], Numbers], weights: Tensor, rows: Rows) -> Numbers:
+    """(K,): of a score (K, M) of models and rows only that of row k in model k."""
+    return np.array([score(weights[k : k + 1], rows[k : k + 1])[0, 0] for k in range(len(rows))])
 
 
 def train_with(arena: Arena, orders: list[Rows], flips: Bits) -> Tensor:

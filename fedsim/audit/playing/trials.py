@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,19 @@ from fedsim.audit.estimation.rates import tally, trade_off
 from fedsim.audit.games import Game, bounded_by, game_named, is_bounded_by_dp
 from fedsim.audit.limits.claims import for_adjacency
 from fedsim.audit.limits.membership import membership_advantage, tpr_at_fpr
+from fedsim.audit.planner import trials_to_catch
 from fedsim.audit.playing.arena import Arena, Numbers
+from fedsim.audit.playing.measures import advantage, auc, rates_at, widest_threshold
 from fedsim.audit.verdict import Claim, Verdict, decide
 from fedsim.errors import AuditError
 from fedsim.privacy.claim import Adjacency
-from fedsim.scenario import LANGUAGE_GAMES, Scenario
+from fedsim.privacy.rounding import rounded_up
+from fedsim.scenario import GameName, Scenario
 
 Bits = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
+TRIALS = 500
+"""How often a game is played by default: enough to resolve a false positive rate of 1%."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +47,12 @@ class Trials:
     adjacency: Adjacency
     """How the two worlds of a trial differ: in a row that is there or silent, or in one row or another."""
     notes: tuple[str, ...] = ()
+    weaker: Mapping[GameName, Numbers] = dataclasses.field(default_factory=dict)
+    """On the same trials, the scores of adversaries of other games, who see a part of what this one sees."""
+    looks_at: str = ""
+    """What the adversary made its score of."""
+    scope: str = ""
+    """What was played, and what of a federation was not."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +69,17 @@ class GameFinding:
         return {"verdict": verdict, "sentence": self.sentence, "numbers": self.numbers}
 
 
-def play(game: Game | str, scenario: Scenario | Arena, trials: int = 400, seed: int = 0) -> Trials:
+def play(game: Game | str, scenario: Scenario | Arena, trials: int = TRIALS, seed: int = 0) -> Trials:
     """Play a game so many times: all trials, and the shadow models of the adversary, are trained at once."""
-    from fedsim.audit.playing.players import PLAYERS
+    from fedsim.audit.playing.players import LOOKS_AT, PLAYERS
 
     chosen = game if isinstance(game, Game) else game_named(game)
     if trials < 20:
         raise AuditError(f"trials is {trials}; a game is played at least 20 times")
     arena = scenario if isinstance(scenario, Arena) else Arena.of(scenario, seed)
-    if arena.text != (chosen.name in LANGUAGE_GAMES):
-        mine, other = ("text", "MI") if chosen.name in LANGUAGE_GAMES else ("images and tables", "RC-Targ")
-        raise AuditError(f"game {chosen.name} is played with {mine}, which this data is not; play {other}")
-    truth, score, adjacency, notes = PLAYERS[chosen.name](arena, trials)
-    return Trials(chosen, truth, score, adjacency, notes)
+    arena.check(chosen.name)
+    played = PLAYERS[chosen.name](arena, trials)
+    return Trials(chosen, **played._asdict(), looks_at=LOOKS_AT[chosen.name], scope=arena.scope)
 
 
 def play_and_judge(
@@ -87,48 +96,82 @@ def play_and_judge(
 
 
 def judge_trials(trials: Trials, claim: Claim | Any | None, confidence: float = 0.95) -> GameFinding:
-    """The threshold is chosen on one half of the trials, and the advantage and the bound are taken on the other.
+    """How well the adversary did, by `measures`; and what that proves about the claim, if it bounds this risk.
 
-    The claim is converted to the adjacency of the two worlds: (ε, δ) under add/remove is (2ε, (1 + e^ε)δ) under
-    replace.
+    What is proved rests on another threshold than the advantage: the one that proves most on the first half of the
+    trials, counted on the other. The claim is converted to the adjacency of the two worlds: (ε, δ) under add/remove is
+    (2ε, (1 + e^ε)δ) under replace.
     """
-    half = len(trials.truth) // 2
-    threshold = _best_threshold(trials.score[:half], trials.truth[:half])
-    truth, said = trials.truth[half:], trials.score[half:] >= threshold
-    hits, alarms = int((said & truth).sum()), int((said & ~truth).sum())
-    ins, outs = int(truth.sum()), int((~truth).sum())
-    advantage = hits / max(ins, 1) - alarms / max(outs, 1)
-    numbers: dict[str, Any] = {
-        "game": dataclasses.asdict(trials.game),
-        "trials": len(trials.truth),
-        "threshold": float(threshold) if math.isfinite(threshold) else None,
-        "true_positive_rate": hits / max(ins, 1),
-        "false_positive_rate": alarms / max(outs, 1),
-        "advantage": advantage,
-        "auc": _auc(trials.score, trials.truth),
-        "trade_off": trade_off(trials.score, trials.truth),
-        "ins": int(trials.truth.sum()),
-        "counts": tally(said, truth, "A threshold was chosen on one half of the trials and tried on the other"),
-        "notes": list(trials.notes),
-    }
-    told = f"{trials.game.asks} Advantage {advantage:.3f} (hits {hits} of {ins}, false alarms {alarms} of {outs})"
+    numbers, told = _measured(trials, confidence)
+    about = f"{trials.game.asks} {told}"
     if claim is None or not is_bounded_by_dp(trials.game.name):
         why = "nothing is claimed for examples" if claim is None else "no claim for examples bounds this risk"
-        return GameFinding(None, f"{told}; {why}.", numbers)
+        return GameFinding(None, f"{about}. {why[0].upper()}{why[1:]}. {trials.scope}".strip(), numbers)
     # whoever tells one row from another tells one of the two from none: at most twice the advantage
     times = 1.0 if trials.adjacency == claim.adjacency or claim.adjacency == "replace" else 2.0
     times *= bounded_by(trials.game.name, "DPD") or 1.0
     allowed = min(1.0, times * membership_advantage(claim.epsilon, claim.delta))
     numbers["allowed_advantage"] = allowed
-    told = f"{told}, where {Claim.of(claim)} allows {allowed:.3f}."
+    about = f"{about}; {Claim.of(claim)} allows an advantage of {rounded_up(allowed)}. {trials.scope}".strip()
     tested = _converted(claim, trials.adjacency)
     if tested is None:
-        return GameFinding(None, f"{told} The claim is too weak to say more about replacing a row.", numbers)
-    verdict = _verdict(tested, hits, hits + alarms, len(truth), confidence)
-    numbers["allowed_tpr"] = tpr_at_fpr(tested.epsilon, tested.delta, alarms / max(outs, 1))
+        return GameFinding(None, f"{about} The claim is too weak to say more about replacing a row.", numbers)
     if tested.adjacency != claim.adjacency:
-        told += " The game replaces an example, so that the claim is converted to that, which weakens it."
-    return GameFinding(verdict, f"{told} {verdict.sentence()}", numbers)
+        about += " The game replaces an example, so that the claim is converted to that, which weakens it."
+    truth, said = _sure(trials)
+    hits, alarms = int((said & truth).sum()), int((said & ~truth).sum())
+    numbers["counts_guessed"] = tally(said, truth, "The threshold that proved most on one half of the trials, tried on"
+                                      " the other")  # fmt: skip
+    outs = int((~truth).sum())
+    numbers["allowed_tpr"] = tpr_at_fpr(tested.epsilon, tested.delta, alarms / max(outs, 1))
+    fair = min(len(truth), 2 * min(int(truth.sum()), outs))
+    verdict = _verdict(tested, hits, hits + alarms, len(truth), fair, confidence)
+    return GameFinding(verdict, f"{about} {verdict.sentence()}", numbers)
+
+
+def _measured(trials: Trials, confidence: float) -> tuple[dict[str, Any], str]:
+    """The numbers of `measures`, and the first of them for people."""
+    score, all_truth, coin = trials.score, trials.truth, trials.game.coin
+    half = len(all_truth) // 2
+    threshold = widest_threshold(score[:half], all_truth[:half])
+    truth, said = all_truth[half:], score[half:] >= threshold
+    whole, gained = auc(score, all_truth, confidence), advantage(said, truth, confidence, coin)
+    guesses_only = len(np.unique(score)) <= 2
+    counts = tally(said, truth, "The threshold of the largest advantage on one half of the trials, tried on the other")
+    numbers: dict[str, Any] = {
+        "game": dataclasses.asdict(trials.game),
+        "looks_at": trials.looks_at,
+        "scope": trials.scope,
+        "trials": len(all_truth),
+        "ins": int(all_truth.sum()),
+        "confidence": confidence,
+        "threshold": float(threshold) if math.isfinite(threshold) else None,
+        "true_positive_rate": counts["tp"] / max(1, counts["tp"] + counts["fn"]),
+        "false_positive_rate": counts["fp"] / max(1, counts["fp"] + counts["tn"]),
+        "advantage": gained.value,
+        "advantage_interval": [gained.low, gained.high],
+        "auc": whole.value,
+        "auc_interval": [whole.low, whole.high],
+        "rates": [] if guesses_only else [one.to_dict() for one in rates_at(score, all_truth, confidence, coin)],
+        "weaker": {name: auc(other, all_truth, confidence).to_dict() for name, other in trials.weaker.items()},
+        "trade_off": trade_off(score, all_truth),
+        "counts": counts,
+        "notes": list(trials.notes),
+    }
+    sure = f"{100 * confidence:g}% intervals; {len(all_truth):,} trials"
+    return numbers, f"AUC {whole}, advantage {gained} at a threshold chosen on other trials ({sure})"
+
+
+def _sure(trials: Trials) -> tuple[Bits, Bits]:
+    """(truth, said) of the second half, by the score and threshold that prove most on the first.
+
+    A weaker adversary's score may be the one: whoever sees more may use it too.
+    """
+    half = len(trials.truth) // 2
+    first, scores = trials.truth[:half], [trials.score, *trials.weaker.values()]
+    proved = [_best_threshold(score[:half], first) for score in scores]
+    best = max(range(len(scores)), key=lambda k: proved[k][1])
+    return trials.truth[half:], scores[best][half:] >= proved[best][0]
 
 
 def _converted(claim: Any, adjacency: Adjacency) -> Claim | None:
@@ -142,37 +185,43 @@ def _converted(claim: Any, adjacency: Adjacency) -> Claim | None:
     return Claim(epsilon, delta, claim.unit, adjacency) if delta < 1 else None
 
 
-def _verdict(claim: Claim, correct: int, guesses: int, trials: int, confidence: float) -> Verdict:
-    """The exact test on the half that the threshold was not chosen on; coins were fair, so that "in" is a guess."""
+def _verdict(claim: Claim, correct: int, guesses: int, trials: int, fair: int, confidence: float) -> Verdict:
+    """The exact test on the half that the threshold was not chosen on; only "in" is guessed.
+
+    The coins were fair, or fell on "in" more seldom, which makes right guesses rarer than the test allows for. The
+    power is that of `fair` trials: as many of either world.
+    """
     method, error = "game, held-out threshold", 1 - confidence
     return decide(
         claim,
         [epsilon_distinguishing(correct, guesses, trials, claim.delta, confidence, method=method)],
         p_value(correct, guesses, trials, claim.epsilon, claim.delta, error),
         confidence=confidence,
-        power=power(2 * claim.epsilon, claim.epsilon, claim.delta, trials, error),
+        power=power(2 * claim.epsilon, claim.epsilon, claim.delta, fair, error),
         trials=trials,
-        settle="More trials, or canaries (example-canaries), would settle it.",
+        settle=_settle(claim, confidence),
         evidence=f"{correct} of {guesses} guesses right",
     )
 
 
-def _best_threshold(score: Numbers, truth: Bits) -> float:
-    """Where saying "in" above it proves most, counted with one error more than there was."""
+def trials_to_settle(claim: Claim, confidence: float) -> int | None:
+    """Trials of a game half of which would catch twice the claimed ε; None: not with 10^9 of them."""
+    needed = trials_to_catch(claim.epsilon, claim.delta, confidence=confidence)
+    return None if needed is None else 1000 * math.ceil(2 * needed / 1000)
+
+
+def _settle(claim: Claim, confidence: float) -> str:
+    needed = trials_to_settle(claim, confidence)
+    if needed is None:
+        return "No number of trials up to a thousand million would settle it."
+    return f"About {needed:,} trials of a game as strong as the claim allows would settle it."
+
+
+def _best_threshold(score: Numbers, truth: Bits) -> tuple[float, float]:
+    """Where saying "in" from it on proves most, counted with one error more than there was; and how much that is."""
     order = np.argsort(-score, kind="stable")
     hits, alarms = np.cumsum(truth[order]), np.cumsum(~truth[order])
     last = np.append(np.diff(score[order]) != 0, True)  # of equal scores only the last can be a threshold
     said = hits + alarms
-    lower = (hits + 0.5) / (said + 1) - 1.0 / np.sqrt(said + 1.0)
-    return float(score[order][np.argmax(np.where(last, lower, -np.inf))])
-
-
-def _auc(score: Numbers, truth: Bits) -> float:
-    """P[score of a true trial > of a false one], ties counted half."""
-    from scipy.stats import rankdata
-
-    ranks, ins = rankdata(score), int(truth.sum())
-    outs = len(truth) - ins
-    if not ins or not outs:
-        return 0.5
-    return float((ranks[truth].sum() - ins * (ins + 1) / 2) / (ins * outs))
+    lower = np.where(last, (hits + 0.5) / (said + 1) - 1.0 / np.sqrt(said + 1.0), -np.inf)
+    return float(score[order][np.argmax(lower)]), float(lower.max())

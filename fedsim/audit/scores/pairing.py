@@ -57,9 +57,17 @@ def near_and_exact(
     return near, near & same
 
 
-def certain_pairs(stick: Yardstick, found: Tensor, truth: Tensor, pairs: list[tuple[int, int]]) -> set[int]:
-    """The items that are what a certificate must mean."""
-    return {i for i, o in pairs if bool(stick.certain(found[i : i + 1], truth[o : o + 1]))}
+def certain_pairs(
+    stick: Yardstick, found: Tensor, truth: Tensor, pairs: list[tuple[int, int]], apart: Tensor, radius: Tensor | None
+) -> set[int]:
+    """The items that are what a certificate must mean.
+
+    `apart` (n, N) is the largest difference in any value, in units of the data; an attack that states a `radius` (n,)
+    is held to it.
+    """
+    if radius is None:
+        return {i for i, o in pairs if bool(stick.certain(found[i : i + 1], truth[o : o + 1]))}
+    return {i for i, o in pairs if bool(apart[i, o] <= radius[i])}
 
 
 def pair_metrics(

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be true of `fedsim check` and `fedsim run`, whatever a scenario holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from fuzzed_scenarios import BASE, Case, case
+from sandbox import Outcome, complaint, play
+
+QUICK = 3.0
+"""Seconds that `check` may foresee for a scenario that is then run."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that broke a rule; its number and seed make it again."""
+
+    number: int
+    why: str
+    arguments: tuple[str, ...]
+    said: str
+
+    def __str__(self) -> str:
+        return f"case {self.number}: {self.why}\n  {' '.join(map(repr, self.arguments))}\n  {self.said.strip()[-1500:]}"
+
+
+@dataclass
+class Tally:
+    """How many cases there were, and how they ended."""
+
+    cases: int = 0
+    refused: int = 0
+    accepted: int = 0
+    run: int = 0
+
+
+def write_base(folder: Path) -> None:
+    """The scenario that cases are made from, where `warm_up` looks for it."""
+    (folder / "fuzz-base.yaml").write_text(json.dumps(BASE))
+
+
+def failures(seed: int, numbers: range, folder: Path, tally: Tally) -> Iterator[Failure]:
+    """Play the cases of a seed in a folder; those that break a rule."""
+    for number in numbers:
+        fuzzed = case(Random(f"{seed}/{number}"))
+        place = folder / f"case-{number}"
+        place.mkdir()
+        (place / "s.yaml").write_bytes(fuzzed.text.encode("utf-8", "surrogatepass"))
+        tally.cases += 1
+        words = tuple(word for override in fuzzed.overrides for word in ("--set", override))
+        outcome = play(("check", "s.yaml", "--json", *words), place)
+        why, played = _wrong(fuzzed, outcome, place), outcome
+        tally.refused += outcome.refused
+        tally.accepted += outcome.code == 0
+        if why is None and outcome.code == 0 and json.loads(outcome.out)["seconds"] < QUICK:
+            tally.run += 1
+            played = play(("run", "s.yaml", "--json", "--out", "run", *words), place, seconds=120)
+            why = _wrong_run(played, place)
+        if why:
+            yield Failure(number, why, (fuzzed.text[:2000], *played.arguments), played.err + played.out)
+        shutil.rmtree(place)
+
+
+def _wrong(fuzzed: Case, outcome: Outcome, place: Path) -> str | None:
+    if why := complaint(outcome):
+        return why
+    if {path.name for path in place.iterdir()} != {"s.yaml"}:
+        return "check left something behind"
+    if outcome.refused:
+        return "a refusal prints a result" if outcome.out else None
+    if fuzzed.garbage:
+        return f"garbage was accepted: {fuzzed.garbage}"
+    return _senseless(json.loads(outcome.out))
+
+
+def _senseless(plan: dict[str, object]) -> str | None:
+    """What in a plan cannot be."""
+    counts = ("train_rows", "test_rows", "population", "parameters", "rounds", "steps_per_round", "messages")
+    for name in counts:
+        if not isinstance(plan[name], int) or plan[name] < 1:  # type: ignore[operator]
+            return f"{name} is {plan[name]}"
+    numbers = ("cohort_size", "seconds", "transcript_bytes")
+    for name in numbers:
+        value = plan[name]
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            return f"{name} is {value}"
+    for claim in plan["claims"]:  # type: ignore[attr-defined]
+        epsilon, delta = float(claim["epsilon"]), float(claim["delta"])
+        if not epsilon > 0 or not 0 <= delta < 1 or math.isnan(epsilon):
+            return f"a claim of ε = {epsilon} at δ = {delta}"
+    return None
+
+
+def _wrong_run(outcome: Outcome, place: Path) -> str | None:
+    if why := complaint(outcome):
+        return f"run: {why}"
+    if outcome.refused:
+        # What only training shows (a model that diverges) leaves a run that can be looked at; else nothing is left.
+        begun = (place / "run" / "scenario.yaml").is_file()
+        return None if begun or not (place / "run").exists() else "run: half a folder was left behind"
+    document = json.loads(outcome.out)
+    accuracy = document["accuracy"]
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        return f"run: the accuracy is {accuracy}"
+    if not (place / "run" / "report.html").is_file():
+        return "run: there is no report"
+    return None
