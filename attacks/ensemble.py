@@ -52,8 +52,6 @@ class Pooled:
     """(n, F) valid rows."""
     agreement: Tensor
     """(n, columns) in [0, 1]: 1 - entropy of the cell's histogram over the members / its largest value."""
-    share: Tensor
-    """(n, columns) of the members that have the pooled value in the cell, numbers within the tolerance."""
     loss: float
     """Distance of the pooled rows' gradient."""
     members: Tensor
@@ -121,14 +119,6 @@ def wrong_cells(a: Tensor, b: Tensor, encoding: TableEncoding) -> Tensor:
     return torch.stack(cells, -1)
 
 
-def right_cells(found: Tensor, truth: Tensor, labels: Tensor, encoding: TableEncoding) -> Tensor:
-    """(n, columns) bool: which cells of rows found are right, matched to the truth by label and optimal assignment."""
-    wrong = wrong_cells(found[:, None], truth[None], encoding)
-    foreign = 1e3 * (labels[:, None] != labels[None]).double()
-    rows, order = linear_sum_assignment((wrong.double().sum(2) + foreign).numpy())
-    return ~wrong[rows, order]
-
-
 def _match(members: Tensor, valid: Tensor, best: int, problem: Problem) -> Tensor:
     """The members' rows in the order of the best member's; rows of different labels are never matched."""
     order = []
@@ -154,6 +144,5 @@ def _pool(members: Tensor, problem: Problem) -> Pooled:
         entropy = -torch.xlogy(counts, counts).sum(-1)
         agreement.append(1 - entropy / max(1e-9, torch.tensor(float(min(len(members), counts.shape[-1]))).log().item()))
     valid = project(members, encoding)
-    share = (~wrong_cells(valid, pooled[None], encoding)).double().mean(0)
     loss = float(_distances(problem, pooled[None])[0])
-    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), share, loss, valid)
+    return Pooled(pooled, torch.stack(agreement, 1).clamp(0, 1), loss, valid)

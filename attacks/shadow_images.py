@@ -55,14 +55,18 @@ def judged(
     shadows: int,
     seed: int = 0,
 ) -> Reconstruction:
-    """The reconstruction with a confidence from so many shadow batches, or with a note that it has none, and why."""
-    if knowledge.kind != "image" or not len(result.inputs):
+    """The reconstruction with a confidence from so many shadow batches, or with a note that it has none, and why.
+
+    What is not an image, and images that are all certified, are left as they are.
+    """
+    proved = result.certified is not None and bool(result.certified.all())
+    if knowledge.kind != "image" or not len(result.inputs) or proved:
         return result
     reason = _impossible(result, observation, knowledge, shadows)
     if reason is not None:
         return _without(result, reason)
     played = [_played(attack, result, observation, knowledge, settings, seed + 1 + number) for number in range(shadows)]
-    counts = comparable(result.loss, [shadow for shadow in played if shadow is not None])
+    counts = comparable(result.loss, played)
     if not counts:
         return _without(result, f"each of {shadows} shadow batches was explained far better than this one")
     rate = lower_rate([shadow.share for shadow in counts])
@@ -122,8 +126,8 @@ def _mean(shadows: Sequence[Shadow]) -> float:
 
 def _played(
     attack: Attack, result: Reconstruction, observation: Observation, knowledge: Knowledge, settings: Any, seed: int
-) -> Shadow | None:
-    """One shadow batch; None where the attack is impossible on it."""
+) -> Shadow:
+    """One shadow batch; where the attack fails, nothing of it is right, however badly it is explained."""
     inputs, labels = _public_batch(result, observation, knowledge, seed)
     granted = knowledge if knowledge.labels is None else replace(knowledge, labels=labels.sort().values)
     sent = shadow_client(observation, granted, inputs, labels, seed)

@@ -79,7 +79,7 @@ def audits(quick: bool) -> Lines:
 def exact(quick: bool) -> Lines:
     """Whole audits of mechanisms that the auditor was not developed on: their claims are exact; their twins are not."""
     count = 20 if quick else 200
-    yield f"{count} audits each, 2,000 runs (8,000 on data sets that the auditor makes); twins are made for {WORSE:g} ε.\n"
+    yield f"{count} audits each, 2,000 runs (8,000 where the auditor makes data sets); twins have {WORSE:g} ε.\n"
     yield "| mechanism | claim | lower bound above the truth | called violated | mean lower / ε | twins violated |"
     yield "|---|---|---|---|---|---|"
     for one in tallies(count, 2000, seed=1000):

@@ -26,7 +26,7 @@ from fedsim.errors import AttackError
 from fedsim.randomness import stream
 from fedsim.scenario.attack import ExactAttack
 
-SETTINGS = ExactAttack(name="exact", seconds=10)
+SETTINGS = ExactAttack(name="exact", seconds=60)
 HALF_LEVEL = 1 / 510
 
 

@@ -21,6 +21,7 @@ from fedsim.audit.reconstruction import ReconstructionScore
 from fedsim.cli import main
 from fedsim.errors import ScenarioError
 from fedsim.federation.run import Run
+from fedsim.report import write_report
 from fedsim.scenario import Scenario
 
 BASE: dict[str, Any] = {
@@ -124,6 +125,30 @@ def test_the_same_attack_gives_the_same_bytes_and_keeps_its_number(attacked: Run
     labels = attacked.scenario.model_copy(update={"attacks": scenario(attacks=["labels"]).attacks})
     assert [path.name for path in attack_run(attacked, labels)] == ["002-labels.json"]
     assert attack_run(attacked, again=False)[0].name == "001-exact.json"
+
+
+def test_an_image_has_a_confidence_only_from_shadow_batches(tmp_path: Path) -> None:
+    matching = {"name": "gradient-matching", "iterations": 60, "observations": 1}
+    run = fedsim.run(
+        scenario(
+            model={"name": "cnn", "variant": "lenet"},
+            client={"batch_size": 1},
+            attacks=[matching, {**matching, "shadows": 3}],
+            adversary={"knows": {"public_rows": True}},
+        ),
+        out=tmp_path / "run",
+    )
+    plain, sure = ((results(run, f"00{n}-gradient-matching")["observations"][0], n) for n in (1, 2))
+    for entry, number in (plain, sure):
+        tensors = load_file(run.path / "attacks" / f"00{number}-gradient-matching.safetensors")
+        said = tensors.get(f"{entry['key']}/confidence")
+        assert (said is None) == (number == 1)
+        assert said is None or 0 <= float(said) <= 0.05 ** (1 / 3) + 1e-6
+        assert [item["confidence"] is None for item in entry["score"]["items"]] == [number == 1]
+    assert plain[0]["event"] == ""
+    assert "not calibrated, because shadows is 0; the evidence is a matching loss of" in plain[0]["notes"][-1]
+    assert "within 20 dB of an image of the client's" in sure[0]["event"]
+    assert "within 20 dB of an image of the client" in write_report(run.path).read_text()
 
 
 def test_granted_labels_are_said_to_be_granted(attacked: Run, tmp_path: Path) -> None:

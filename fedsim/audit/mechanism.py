@@ -41,6 +41,8 @@ from fedsim.errors import AuditError
 _EACH, _MOST = 400, 300
 """Runs for which one more made pair is looked at, and the most of those."""
 _LEAST_RUNS = 100_000
+_SEARCHED_WELL = 40_000
+"""Runs with which the search among made pairs finds an event about as good as the best (`tests`: measured)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +113,7 @@ def examine(
         raise AuditError(f"confidence is {confidence!r}; it must lie between 0 and 1, such as 0.95")
     if factor <= 1:
         raise AuditError(f"factor is {factor!r}; it must be above 1: how much worse than claimed must be caught")
-    budget = trials or subject.trials or _enough(Claim.of(subject.claim), factor, 1 - confidence)
+    budget = trials or subject.trials or _enough(subject, factor, 1 - confidence)
     if budget < FEWEST:
         raise AuditError(f"trials is {budget}; an audit needs at least {FEWEST} runs")
     _takes_two(subject.mechanism)
@@ -194,7 +196,7 @@ def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> Made:
 
 def _verdict(audit: Audit, subject: Subject, budget: int, factor: float, question: str) -> Verdict:
     claim, confidence = audit.claim, 1 - audit.error
-    caught = partial(_caught, claim, factor, audit.error)
+    caught = partial(_caught, claim, factor, audit.error, subject.pairs is None)
     if not audit.counts:
         nothing = epsilon_distinguishing(0, 0, budget, claim.delta, confidence, method="exact test on fresh runs")
         return decide(
@@ -233,17 +235,22 @@ def _evidence(subject: Subject, count: Count) -> str:
     return f"{seen}. The auditor made up this pair; give {' and '.join(unsaid)}" if unsaid else seen
 
 
-def _caught(claim: Claim, factor: float, error: float, budget: int) -> float:
-    """The power of the last stage alone, and of seeing it again, so that the figure is on the careful side."""
+def _caught(claim: Claim, factor: float, error: float, made: bool, budget: int) -> float:
+    """The power of the last stage alone, and of seeing it again.
+
+    On made pairs the event must be found first, which takes runs: with few of them only a part of the runs is reckoned
+    with, or the figure would be that of an adversary who knows what to look for.
+    """
     part, _, share = STAGES[-1]
+    runs = budget * min(1.0, budget / _SEARCHED_WELL) if made else budget
     worse = max(factor * claim.epsilon, claim.epsilon + LEAST)
     alternative = partial(power, worse, claim.epsilon, claim.delta)
-    return alternative(int(budget * part), error * share) * alternative(int(budget * CONFIRM), error)
+    return alternative(int(runs * part), error * share) * alternative(int(runs * CONFIRM), error)
 
 
-def _enough(claim: Claim, factor: float, error: float) -> int:
+def _enough(subject: Subject, factor: float, error: float) -> int:
     """As many runs as settle it, within reason."""
-    caught = partial(_caught, claim, factor, error)
+    caught = partial(_caught, Claim.of(subject.claim), factor, error, subject.pairs is None)
     needed = fewest(lambda budget: caught(budget) >= POWER, start=_LEAST_RUNS, most=10**6)
     return max(_LEAST_RUNS, min(needed or 10**6, 10**6))
 

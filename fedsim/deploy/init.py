@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.deploy import certificates, templates
@@ -92,13 +92,12 @@ def _write_all(work: Path, server: Server, hosts: Sequence[str], clients: int) -
     _write_pair(work / "ca", "ca.key", "ca.crt", authority)
     _write_server(work / "server", server, authority, certificates.make_server(authority, hosts))
     _write_pair(work / "server", SIGNING_KEY, SERVER_KEY, signing)
-    shared = {"ca.crt": authority.public, SERVER_KEY: signing.public}
     keys: dict[str, bytes] = {}
     for number in range(1, clients + 1):
         client = client_of(work, server, number, clients)
         pair = certificates.make_client(client.name)
         keys[client.name] = pair.public
-        write_client(client, shared, pair)
+        write_client(client, authority.public, signing.public, pair)
         _write(work / "server" / "clients" / f"{client.name}.pub", pair.public, 0o644)
     _write(work / "server" / FLEET, fleet_text(keys), 0o644)
     _write(work / "compose.yaml", compose_text(server, clients), 0o644)
@@ -122,15 +121,16 @@ def client_of(folder: Path, server: Server, number: int, clients: int) -> Client
     return Client(folder / name, name, server.host, server.port, number - 1, clients, runtime_port)
 
 
-def write_client(client: Client, shared: Mapping[str, bytes], pair: Pair) -> None:
-    """Write a client's folder, with the files by which it knows its server."""
+def write_client(client: Client, authority: bytes, signer: bytes, pair: Pair) -> None:
+    """Write a client's folder, with the keys by which it knows its server and the messages of its server."""
+    from fedsim.federation.link import SERVER_KEY
     from fedsim.federation.policy import policy_text
     from fedsim.privacy.ledger import Ledger
 
     place = client.path
     _write_pair(place, "key", "key.pub", pair)
-    for name, content in shared.items():
-        _write(place / name, content, 0o644)
+    _write(place / "ca.crt", authority, 0o644)
+    _write(place / SERVER_KEY, signer, 0o644)
     _write(place / "superexec.secret", secrets.token_bytes(32))
     _write(place / "client.toml", templates.client_toml(client), 0o644)
     _write(place / "policy.yaml", policy_text(), 0o644)

@@ -33,12 +33,14 @@ def add_client(folder: Path, server: Server) -> tuple[Path, bool]:
     client = client_of(folder.absolute(), server, number, number)
     if client.path.exists():
         raise DeployError(f"{client.path} is already there and is not overwritten; move it away")
-    shared = {name: _read(server.path / name) for name in ("ca.crt", SERVER_KEY)}
+    signer = server.path / SERVER_KEY
+    if not signer.is_file():
+        raise DeployError(f"{signer} is missing; start the server once with fedsim deploy server, which writes it")
     pair = certificates.make_client(client.name)
     work = Path(tempfile.mkdtemp(prefix=f".{client.name}-", dir=client.path.parent))
     try:
         made = client_of(work, server, number, number)
-        write_client(made, shared, pair)
+        write_client(made, (server.path / "ca.crt").read_bytes(), signer.read_bytes(), pair)
         made.path.rename(client.path)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -77,13 +79,6 @@ def _keys(server: Server) -> dict[str, bytes]:
     read_fleet(file)  # DeployError where it is damaged
     entries = tomllib.loads(file.read_text("utf-8"))
     return {name: entries[name]["key"].encode() for name in sorted(entries, key=lambda n: entries[n]["partition_id"])}
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise DeployError(f"{file} cannot be read ({error.strerror}); start the server once, or restore it") from None
 
 
 def _follow(server: Server) -> bool:

@@ -68,18 +68,6 @@ def prepare(server: Server) -> None:
     _sign_from_now_on(server)
 
 
-def _sign_from_now_on(server: Server) -> None:
-    """Make the key of a folder that an earlier fedsim has made; its clients are told what to do when they start."""
-    from fedsim.federation.link import SERVER_KEY, SIGNING_KEY
-
-    if (server.path / SIGNING_KEY).is_file():
-        return
-    pair = certificates.make_signer()
-    replace_file(server.path / SERVER_KEY, pair.public.decode(), 0o644)
-    replace_file(server.path / SIGNING_KEY, pair.private.decode())
-    log.warning("made %s; copy %s to each client's folder", server.path / SIGNING_KEY, server.path / SERVER_KEY)
-
-
 def tidy(database: Path) -> None:
     """Let Flower's database give back what it no longer holds, also one that was made without that."""
     if not database.is_file():
@@ -112,6 +100,18 @@ def _answers(server: Server) -> bool:
     except DeployError:
         return False
     return True
+
+
+def _sign_from_now_on(server: Server) -> None:
+    """Make the key of a folder that an earlier fedsim has made; its clients are told what to do when they start."""
+    from fedsim.federation.link import SERVER_KEY, SIGNING_KEY
+
+    if (server.path / SIGNING_KEY).is_file():
+        return
+    pair = certificates.make_signer()
+    replace_file(server.path / SERVER_KEY, pair.public.decode(), 0o644)
+    replace_file(server.path / SIGNING_KEY, pair.private.decode())
+    log.warning("made %s; copy %s to each client's folder", server.path / SIGNING_KEY, server.path / SERVER_KEY)
 
 
 def superlink_command(server: Server) -> tuple[str, ...]:

@@ -176,9 +176,9 @@ def _confidence_meaning(files: AttackFiles) -> Paragraph:
     events = dict.fromkeys(update.event for update in files.document.observations if update.event)
     if not events:
         return Paragraph(
-            "No probability is given that an item is right: this attack was not calibrated here. Items are in the order"
-            " of the attacker's own evidence. A small matching loss is no proof, because several batches may explain"
-            " one update."
+            "No probability is given that an item without a certificate is right: this attack was not calibrated here."
+            " Items are in the order of the attacker's own evidence. A small matching loss is no proof, because several"
+            " batches may explain one update."
         )
     return Paragraph(f"A confidence is a lower bound of the probability that {'; or that '.join(events)}.")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the bounds of cells hold on tables that no constant was chosen on: FedSGD and FedAvg, smooth networks, noise."""
+"""Whether the bounds of cells hold on tables that no constant was chosen on: FedSGD, FedAvg, with and without noise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_thread() -> Any:
 
 @lru_cache
 def table(name: str) -> Dataset:
-    """`shops`: heavy tails and a category with many values; `likes`: answers that one opinion explains; wine's numbers."""
+    """`shops`: heavy tails and a category with many values; `likes`: answers that one opinion explains; or wine."""
     rng, rows = np.random.default_rng(5), 1200
     if name == "wine":
         frame = load_wine(as_frame=True).frame

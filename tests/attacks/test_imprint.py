@@ -278,6 +278,21 @@ def test_a_fished_example_is_certified_within_the_value_range_and_without_noise_
     pytest.fail("no example was fished")
 
 
+def test_the_mean_of_two_similar_examples_that_were_fished_is_not_certified() -> None:
+    data = load_dataset(EmbeddedData(source="digits"), 0)
+    section = FishingServer(kind="fishing")
+    for seed in range(16):
+        x, y = batch(data, 8, seed)
+        x, y = x.repeat_interleave(2, 0), y.repeat_interleave(2)
+        x[1::2, :, 3:5, 3:5] = (x[1::2, :, 3:5, 3:5] - 0.04).abs()  # 10 of 255
+        for clipped in (1.0, 0.3):
+            seen = observed(fishing_model(data, section, seed), x, y)
+            seen = replace(seen, update={name: clipped * each for name, each in seen.update.items()})
+            result = imprint(seen, knowledge(data, section), SETTINGS)
+            near = bool((result.inputs - x).abs().flatten(1).amax(1).min() < 1 / 510)
+            assert near or not certified(result)
+
+
 def certified(result: Reconstruction) -> bool:
     assert result.certified is not None
     return bool(result.certified.any())

@@ -103,6 +103,24 @@ def test_every_row_is_found_and_proved(size: int) -> None:
     assert torch.equal(result.label_counts, torch.bincount(y, minlength=2))
 
 
+def test_the_mean_of_two_similar_rows_is_not_certified() -> None:
+    """Rows 0 and 1, and 2 and 3, differ in one number by 0.2: their mean satisfies every equation, with weight two."""
+    data = mixed()
+    columns = zip(data.encoding.columns, data.encoding.slices().values(), strict=True)  # type: ignore[union-attr]
+    numeric = [where.start for column, where in columns if isinstance(column, NumericColumn)]
+    certified = 0
+    for seed in range(3):
+        x, y = (each.clone() for each in rows_of(data, 8, seed))
+        for twin in (1, 3):
+            x[twin], y[twin] = x[twin - 1], y[twin - 1]
+            x[twin, numeric[(seed + twin - 1) % len(numeric)]] += 0.2
+        result = tabular(observed(network(data), x, y), knowledge(data), QUICK)
+        near = (result.inputs[:, None] - x[None]).abs().amax(2).amin(1) < 0.05
+        assert not (result.certified & ~near).any()
+        certified += int(result.certified.sum())
+    assert certified >= 9
+
+
 def test_numbers_alone_are_found() -> None:
     data = numbers()
     x, y = rows_of(data, 12)

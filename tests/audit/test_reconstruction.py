@@ -187,6 +187,15 @@ def test_a_certificate_means_more_than_likeness(digits: tuple[Tensor, Tensor]) -
     assert "half a grey level" in result.certified_within
 
 
+def test_a_certificate_is_held_to_the_radius_that_it_states(digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    guess = torch.stack([x[0] + 0.001, x[1] + 0.001, x[2]])
+    radius = torch.tensor([0.0011, 0.0009, math.inf])
+    result = score(found(guess, certified=torch.tensor([True, True, False]), radius=radius), x[:3], y[:3], IMAGES)
+    assert result.certified == Share(1, 2)
+    assert "0.29 grey levels" in result.certified_within
+
+
 def test_certificates_are_counted(digits: tuple[Tensor, Tensor]) -> None:
     x, y = digits
     guess = torch.cat([x[:3], x[500:501]])

@@ -98,9 +98,8 @@ def test_coverage_with_a_delta_that_is_used_up() -> None:
 def test_power_grows_with_runs_and_is_what_simulation_gives() -> None:
     rng = np.random.default_rng(6)
     assert power(2.0, 1.0, 0.0, 50) < power(2.0, 1.0, 0.0, 500)
-    hit = math.exp(2) / (1 + math.exp(2))
-    heads = rng.binomial(100, 0.5, 2000)
-    right, wrong = rng.binomial(heads, hit), rng.binomial(100 - heads, 1 - hit)
+    heads = rng.binomial(100, 0.5, 2000)  # of Laplace noise: above 1 half of the time, or e^-ε as often
+    right, wrong = rng.binomial(heads, 0.5), rng.binomial(100 - heads, math.exp(-2) / 2)
     seen = np.mean([p_value(int(a), int(a + b), 100, 1.0, 0.0) <= 0.05 for a, b in zip(right, wrong, strict=True)])
     assert power(2.0, 1.0, 0.0, 100) == pytest.approx(seen, abs=0.06)
 

@@ -27,11 +27,14 @@ def outcome(attempt: Callable[[], object]) -> str:
         return f"OPEN: {attempt()!r}"
     except httpx.HTTPStatusError as error:
         return f"{error.response.status_code} {error.response.text[:120]}"
-    except Exception as error:
+    except BaseException as error:  # Flower's own for a run that has ended is no Exception
         return f"{type(error).__name__}: {error}"[:200]
 
 
 def main(address: str, authority: str, key_file: str, megabytes: int, other: int) -> None:
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(0, 256, 2**20, np.uint8) for _ in range(megabytes)]  # no two objects are equal
+    arrays = ArrayRecord({str(i): Array(row) for i, row in enumerate(rows)})
     key = load_ssh_private_key(Path(key_file).read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     with http_request_response(address, False, authority, (key, key.public_key())) as connection:
@@ -44,9 +47,6 @@ def main(address: str, authority: str, key_file: str, megabytes: int, other: int
         told = {}
 
         def flood() -> str:
-            generator = np.random.default_rng(0)
-            rows = [generator.integers(0, 256, 2**20, np.uint8) for _ in range(megabytes)]  # no two objects are equal
-            arrays = ArrayRecord({str(i): Array(row) for i, row in enumerate(rows)})
             reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = get_all_nested_objects(reply)

@@ -3,7 +3,8 @@
 
 Passes TCP on to the server, as long as the file of the mode holds `pass`. Every other mode is a fault, and a change of
 mode ends all connections: refuse (nobody listens), reset, close (accepted and closed), slow (no handshake), garbage (no
-TLS), expired (a certificate that has), or a number (an answer of that status). Each answer that reaches a client is noted with its time, by the client's address.
+TLS), expired (a certificate that has), or a number (an answer of that status). Each answer that reaches a client is
+noted with its time, by the client's address.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def epsilon_distinguishing(
 def power(true_epsilon: float, epsilon: float, delta: float, trials: int, error: float = 0.05) -> float:
     """The probability that `trials` runs refute the claim (ε, δ), if the truth is the usual mechanism of true_epsilon.
 
-    The usual mechanism is the Gaussian one if δ > 0 and randomised response if δ = 0, and the adversary uses its best
-    threshold. Any mechanism with the same ε whose leak is spread thinner needs more.
+    The usual mechanism is the Gaussian one if δ > 0 and the Laplace one if δ = 0, and the adversary uses its best
+    threshold. Randomised response needs half of the trials; a mechanism whose leak is spread thinner needs more.
     """
     if true_epsilon <= epsilon:
         return error
@@ -90,7 +90,7 @@ def _powers(true_epsilon: float, epsilon: float, delta: float, trials: int, erro
 def ideal_rates(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
     """P[S] and P'[S] of the ideal mechanism, at the thresholds that the adversary may choose from."""
     if delta == 0:
-        return np.array([expit(epsilon)]), np.array([expit(-epsilon)])
+        return np.array([0.5]), np.array([math.exp(-epsilon) / 2])
     mu = gaussian_mu(epsilon, delta)
     thresholds = mu / 2 + np.linspace(0, 4.5, 28)
     return ndtr(mu - thresholds), ndtr(-thresholds)

@@ -83,7 +83,7 @@ def _best_threshold(
     score: Score, first: Floats, second: Floats, delta: float, trials: int, care: float
 ) -> Event | None:
     both = np.sort(np.concatenate([first, second]))
-    if not len(both) or both[0] == both[-1] or not np.isfinite(both).all():
+    if not len(first) or not len(second) or both[0] == both[-1] or not np.isfinite(both).all():
         return None
     ranks = np.unique(np.geomspace(1, len(both), 60).astype(int)) - 1
     best: Event | None = None

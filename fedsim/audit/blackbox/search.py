@@ -180,7 +180,7 @@ def count_in_stages(audit: Audit, candidates: list[Candidate], budget: int) -> N
         chosen = _for_stage(candidates, most)
         for candidate, event in chosen:
             upcoming = max(2, int(budget * part) // len(chosen))
-            trials = _enough(audit, candidate, upcoming) if event is None else upcoming
+            trials = _enough(audit, candidate, upcoming, most == 1) if event is None else upcoming
             count = audit.count(candidate, trials, share / len(chosen), event)
             if count is None:
                 continue
@@ -204,10 +204,10 @@ def _for_stage(candidates: list[Candidate], most: int) -> list[tuple[Candidate, 
     return chosen
 
 
-def _enough(audit: Audit, candidate: Candidate, most: int) -> int:
-    """How many runs to count on, as far as earlier ones tell; the event is chosen for so many."""
+def _enough(audit: Audit, candidate: Candidate, most: int, last: bool) -> int:
+    """How many runs to count on, as far as earlier ones tell; the event is chosen for so many. The last time: all."""
     audit.look(candidate, most, thorough=False)
-    for size in _SIZES:
+    for size in () if last else _SIZES:
         trials = int(most * size)
         if candidate.event and candidate.event.forecast(trials) > audit.claim.epsilon + _CLEAR:
             return trials

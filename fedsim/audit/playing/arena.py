@@ -85,7 +85,7 @@ class Arena:
     def scope(self) -> str:
         """What a game in this arena leaves out of a federation."""
         return (
-            f"Played is the training of one client by itself ({counted(self.rows, 'row')},"
+            f"This game plays the training of one client by itself ({counted(self.rows, 'row')},"
             f" {counted(int(self.work.steps or 1), 'step')}), not the federation: other clients, averaging, secure"
             " aggregation and noise for whole clients are left out."
         )

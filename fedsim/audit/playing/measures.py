@@ -135,19 +135,19 @@ def trials_to_resolve(at: float, coin: float = 0.5) -> int:
 def advantage(said: Bits, truth: Bits, confidence: float, coin: float = 0.5) -> Interval:
     """TPR − FPR of a guess that was fixed on other trials.
 
-    With a fair coin it is twice the probability of a right guess, less one, which Clopper-Pearson bounds. Else each
-    rate is given half of the error.
+    With a fair coin the first m trials of either kind are counted, m as many as there are of both: then TPR − FPR is
+    twice the share of right guesses, less one, which Clopper-Pearson bounds. (That the two kinds are guessed right with
+    different probabilities only makes tails thinner: Hoeffding 1956.) Else each rate is given half of the error.
     """
-    ins, outs = int(truth.sum()), int((~truth).sum())
-    hits, alarms = int((said & truth).sum()), int((said & ~truth).sum())
-    value = hits / max(ins, 1) - alarms / max(outs, 1)
+    hits, alarms = said[truth], said[~truth]
     if coin == 0.5:
-        low, high = (2 * end - 1 for end in clopper_pearson(hits + outs - alarms, len(truth), confidence))
-    else:
-        each = (1 + confidence) / 2
-        first, second = clopper_pearson(hits, ins, each), clopper_pearson(alarms, outs, each)
-        low, high = first[0] - second[1], first[1] - second[0]
-    return Interval(value, min(low, value), max(high, value))
+        m = min(len(hits), len(alarms))
+        right = int(hits[:m].sum() + m - alarms[:m].sum())
+        low, high = clopper_pearson(right, 2 * m, confidence) if m else (0.0, 1.0)
+        return Interval(right / m - 1 if m else 0.0, 2 * low - 1, 2 * high - 1)
+    each = (1 + confidence) / 2
+    first, second = _share(hits, each), _share(alarms, each)
+    return Interval(first.value - second.value, first.low - second.high, first.high - second.low)
 
 
 def widest_threshold(score: Numbers, truth: Bits) -> float:
