@@ -51,7 +51,7 @@ def leak_of(files: AttackFiles) -> Leak:
     broken = any(comparison.verdict == "violated" for score in scores for comparison in score.comparisons)
     if near or broken or beyond_luck(scores) or (nothing_else and labels is not None and labels > 0.5):
         return "much"
-    better = any(item.better or item.class_read for score in scores for item in score.items)
+    better = any(item.better for score in scores for item in score.items)
     return "little" if better or (labels is not None and labels > 0.5) else "nothing"
 
 

@@ -83,7 +83,7 @@ def audit_facts(audits: Sequence[Audit], leak: Leak = "unknown", *, explain: boo
 
 
 def _fact(judged: list[tuple[Audit, Verdict]], leak: Leak, places: Mapping[int, str], explain: bool) -> Fact:
-    audit, verdict = min(judged, key=lambda pair: _TELLING.index(pair[1].status))
+    audit, verdict = min(judged, key=lambda pair: _TELLING.index(outcome(pair[0])))
     others = Counter(other.status for _, other in judged if other is not verdict)
     also = "".join(f"; {counted(times, 'other audit')} {status}" for status, times in others.items())
     note = f"{verdict.claim}, by {audit.name}: {'; '.join(_proved(verdict))}{also}."
@@ -108,8 +108,8 @@ def _game_fact(audit: Audit, anchor: str) -> Fact:
     numbers, (low, high) = audit.numbers, auc_interval(audit)
     auc = 0.5 if numbers.auc is None else numbers.auc
     note = (
-        f"by the adversary of {audit.name}, where a coin has 0.5 (95% interval {low:.2f} to {high:.2f},"
-        f" {counted(numbers.trials, 'trial')}); no claim bounds this. {ONE_CLIENT}"
+        f"by the adversary of {audit.name}, where a coin has 0.5 (interval {low:.2f} to {high:.2f},"
+        f" {counted(numbers.trials, 'trial')}); it is held against no claim. {ONE_CLIENT}"
     )
     return Fact(f"Game {audit.name.removeprefix('the game ')}", f"AUC {auc:.2f}", note, True, _tone(audit), anchor)
 

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,7 +28,17 @@ from fedsim.report.figures import INKS
 from fedsim.report.privacy_spent import full_claim, no_claim, promises_noise
 from fedsim.report.run_files import RunFiles, Spent, read_run_files
 from fedsim.report.sections import sections_of
-from fedsim.report.standing import LEAKS, Leak, Standing, allowance, allowed_by, tested_by, tested_in_words, tone
+from fedsim.report.standing import (
+    LEAKS,
+    Leak,
+    Standing,
+    allowance,
+    allowed_by,
+    leak_of_games,
+    tested_by,
+    tested_in_words,
+    tone,
+)
 
 # The only script: a button that swaps the themes, and the date of printing, which no file of a run may hold: the
 # same run must be the same bytes. The page is complete without it.
@@ -69,7 +79,7 @@ def write_report(folder: Path) -> Path:
     The folder is that of a run, or of the audit of a function. The same folder gives the same bytes. A run that is
     still growing gives a report that says so.
     """
-    page = page_of_audits(read_audit_files(folder)) if holds_only_audits(folder) else page_of(read_run_files(folder))
+    page = _page_of_functions(folder) if holds_only_audits(folder) else page_of(read_run_files(folder))
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     for section in page.sections:
@@ -92,6 +102,14 @@ def page_of(run: RunFiles) -> Page:
     name, question = run.scenario.name, run.scenario.question
     state = f"{warning(run)} {status(run)}".strip()
     return Page(name, facts(run), sections_of(run), question, state, "scenario.yaml", digest)
+
+
+def _page_of_functions(folder: Path) -> Page:
+    """The report of a folder of audits; its hash is that of their files, one after the other."""
+    paths = audit_paths(folder)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    names = ", ".join(str(path.relative_to(folder)) for path in paths)
+    return replace(page_of_audits(read_audit_files(folder)), source=names, fingerprint=digest)
 
 
 def page_of_audits(audits: Sequence[Audit]) -> Page:
@@ -121,7 +139,7 @@ def render(page: Page) -> str:
 def facts(run: RunFiles) -> tuple[Fact, ...]:
     """The row at the top: what a reader in a hurry must know, privacy in full."""
     first = (_accuracy(run), _rounds(run), _clients(run), _seen(run))
-    leak: Leak = max((leak_of(files) for files in run.attacks), key=LEAKS.index, default="unknown")
+    leak: Leak = max([leak_of_games(run.audits), *map(leak_of, run.attacks)], key=LEAKS.index)
     return (
         *first,
         *_crafted(run),

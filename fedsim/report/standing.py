@@ -104,7 +104,7 @@ def tested_in_words(standing: Standing) -> str:
         "consistent": "An audit with power found it consistent.",
         "violated": "An audit found it violated.",
     }[standing.tested]
-    return tested + (" An attack on this run shows data of the clients." if standing.leak == "much" else "")
+    return tested + (" An attack or a game on this run shows what it is to hide." if standing.leak == "much" else "")
 
 
 def an(noun: str) -> str:
@@ -142,9 +142,9 @@ def worst_case(audit: Audit) -> bool:
 
 
 def leak_of_game(audit: Audit) -> Leak:
-    """What a game without a claim to compare with shows: how far its AUC is from that of a coin.
+    """What a game shows, whatever was claimed: how far its AUC is from that of a coin.
 
-    The 95% interval is for any distribution of the scores: Var(AUC) ≤ AUC (1 − AUC) / min(worlds).
+    Without an interval of its own it has that of any distribution of scores: Var(AUC) ≤ AUC (1 − AUC) / min(worlds).
     """
     low, _ = auc_interval(audit)
     auc = audit.numbers.auc
@@ -155,9 +155,17 @@ def leak_of_game(audit: Audit) -> Leak:
     return "much" if auc >= MUCH_AUC else "little"
 
 
+def leak_of_games(audits: Iterable[Audit]) -> Leak:
+    """The most that games show which a claim speaks about; other games leak what no claim here hides."""
+    played = (leak_of_game(audit) for audit in audits if audit.numbers.game is not None and audit.verdict is not None)
+    return max(played, key=LEAKS.index, default="unknown")
+
+
 def auc_interval(audit: Audit) -> tuple[float, float]:
-    """The AUC of a game and its 95% interval, (0, 1) where it is not known."""
+    """The interval of a game's AUC: its own, else (of an earlier version's file) a wide one; (0, 1) without trials."""
     numbers = audit.numbers
+    if numbers.auc is not None and numbers.auc_interval is not None:
+        return numbers.auc_interval
     outs = numbers.trials - numbers.ins
     if numbers.auc is None or min(numbers.ins, outs) < 1:
         return 0.0, 1.0

@@ -96,6 +96,19 @@ def test_the_climb_ends_where_an_update_is_explained(monkeypatch: pytest.MonkeyP
     assert explains(result("a", 4, None, 1e-9), 4)
 
 
+def test_what_was_not_tried_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = result("b", 4, None, 0.0)
+    shown = climb(monkeypatch, AttackError("too steep"), result("a", 4, 4, math.nan), rest)
+    assert shown.tried == ("a",)
+    assert shown.untried == (
+        "imprint: the server did not craft its weights",
+        "rung 0: too steep",
+        "rung 2: not needed, the update is explained",
+    )
+    shown = climb(monkeypatch, result("a", 3, 2, math.nan), rest)
+    assert (shown.tried, len(shown.untried)) == (("a", "b"), 1)
+
+
 def test_every_rung_that_is_impossible_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttackError, match=r"rung 0: too steep; rung 1: too deep"):
         climb(monkeypatch, AttackError("too steep"), AttackError("too deep"))

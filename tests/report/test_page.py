@@ -175,6 +175,19 @@ def test_header_states_the_claim_in_full(dp_run: Path) -> None:
     assert "δ = 1e-05, per example, add/remove adjacency, observed by the server. This allows" in text
 
 
+def test_an_active_server_opens_the_page(make_run: Make, tmp_path: Path) -> None:
+    adversary = {"active": {"kind": "imprint", "rounds": [1, 2], "clients": [3]}}
+    changes = {"model": {"name": "mlp", "hidden": [64]}, "strategy": {"name": "fedsgd"}, "adversary": adversary}
+    run = make_run(tmp_path / "run", "plain", rounds=3, **changes)
+    text = header(run)
+    crafted = text.index("sends crafted weights")
+    assert 'tone-red"><dt>The server</dt>' in text
+    assert "in rounds 1, 2 to client 3, made to leak what a client trains on (imprint)" in text
+    assert crafted < text.index("no privacy claim")
+    assert "The server sent crafted weights" in render(page_of(read_run_files(run))).partition("</header>")[2]
+    assert "crafted" not in header(make_run(tmp_path / "honest", "plain", rounds=1))
+
+
 def test_infinite_epsilon_is_no_claim(dp_run: Path) -> None:
     claims = json.loads((dp_run / "claims.json").read_text())
     (dp_run / "claims.json").write_text(json.dumps([claims[0] | {"epsilon": "inf"}, claims[1]]))

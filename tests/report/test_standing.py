@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.attacks.observation import Reconstruction
-from fedsim.audit.verdict import Claim
+from fedsim.audit.estimate import Estimate
+from fedsim.audit.verdict import Claim, DecidingTest, Status, Verdict
 from fedsim.report import read_run_files
 from fedsim.report.attack_pages import attack_pages
 from fedsim.report.audit_files import Audit
@@ -35,6 +36,7 @@ from fedsim.report.standing import (
     allowed_by,
     auc_interval,
     leak_of_game,
+    leak_of_games,
     outcome,
     tone,
 )
@@ -113,27 +115,41 @@ def audits() -> list[Audit]:
 SOUND, BROKEN, TRANSCRIPT, GAME, PERFECT, BARE = range(6)
 
 
-def with_claim(audit: Audit, epsilon: float, delta: float, **verdict: Any) -> Audit:
+def with_claim(audit: Audit, epsilon: float, status: Status, power: float = 0.95, factor: float = 2.0) -> Audit:
+    """The same audit with another claim at δ = 1e-5 per client, and another outcome."""
+    return audit.model_copy(update={"verdict": judged(audit, epsilon, status, power, factor)})
+
+
+def judged(audit: Audit, epsilon: float, status: Status, power: float, factor: float = 2.0) -> Verdict:
     assert audit.verdict is not None
-    claim = dataclasses.replace(audit.verdict.claim, epsilon=epsilon, delta=delta)
-    return audit.model_copy(update={"verdict": dataclasses.replace(audit.verdict, claim=claim, **verdict)})
+    refuted = status == "violated"
+    lower = epsilon + 1 if refuted else 0.0
+    return dataclasses.replace(
+        audit.verdict,
+        claim=Claim(epsilon, 1e-5, "client", "add/remove"),
+        estimates=(Estimate(lower, None, 0.95, "counts", "A", 1e-5),),
+        p_value=0.001 if refuted else 1.0,
+        status=status,
+        power=power,
+        factor=factor,
+        test=DecidingTest(),
+    )
 
 
 def test_only_an_audit_with_power_against_the_worst_case_counts_as_consistent(audits: list[Audit]) -> None:
-    sound = with_claim(audits[SOUND], 1.0, 1e-5, status="consistent", power=0.95)
+    sound = with_claim(audits[SOUND], 1.0, "consistent")
     claim = audit_claim(1.0, 1e-5)
     assert outcome(sound) == "consistent"
     assert found_by([sound], claim) == "consistent"
-    assert outcome(with_claim(sound, 1.0, 1e-5, power=0.89)) == "inconclusive"
-    assert outcome(with_claim(sound, 1.0, 1e-5, factor=10.0)) == "inconclusive"
+    assert outcome(with_claim(audits[SOUND], 1.0, "consistent", factor=10.0)) == "inconclusive"
     for weak in (TRANSCRIPT, GAME):  # an ordinary adversary that finds nothing proves nothing
-        audit = with_claim(audits[weak], 1.0, 1e-5, status="consistent", power=0.99, factor=2.0)
-        assert outcome(audit) == "inconclusive"
+        assert outcome(with_claim(audits[weak], 1.0, "consistent", power=0.99)) == "inconclusive"
+        assert outcome(with_claim(audits[weak], 1.0, "violated")) == "violated"
     assert outcome(audits[BARE]) == "inconclusive"
 
 
 def test_an_audit_counts_for_the_claim_that_it_tested(audits: list[Audit]) -> None:
-    sound = with_claim(audits[SOUND], 1.0, 1e-5, status="consistent", power=0.95)
+    sound = with_claim(audits[SOUND], 1.0, "consistent")
     assert found_by([], audit_claim(1.0, 1e-5)) == "untested"
     assert found_by([sound], audit_claim(0.5, 1e-5)) == "untested"  # that ε ≤ 1 stands says nothing about 0.5
     assert found_by([sound], audit_claim(1.0, 1e-7)) == "untested"
@@ -149,11 +165,26 @@ def test_an_audit_counts_for_the_claim_that_it_tested(audits: list[Audit]) -> No
 )
 def test_what_a_game_leaks(audits: list[Audit], auc: float, trials: int, leak: Leak) -> None:
     audit = audits[BARE]
-    numbers = audit.numbers.model_copy(update={"auc": auc, "trials": trials, "ins": trials // 2})
+    numbers = audit.numbers.model_copy(update={"auc": auc, "trials": trials, "ins": trials // 2, "auc_interval": None})
     played = audit.model_copy(update={"numbers": numbers})
     low, high = auc_interval(played)
     assert low < auc < high
     assert leak_of_game(played) == leak
+
+
+def test_a_game_that_wins_under_a_claim_is_a_leak_of_what_was_claimed(audits: list[Audit]) -> None:
+    assert leak_of_games([audits[GAME], audits[PERFECT]]) == "much"
+    assert leak_of_games([audits[BARE], audits[SOUND]]) == "unknown"  # no claim speaks about it
+
+
+def test_a_weak_audit_does_not_speak_for_a_strong_one(audits: list[Audit]) -> None:
+    strong = with_claim(audits[SOUND], 1.0, "inconclusive", power=0.5)
+    weak = with_claim(audits[TRANSCRIPT], 1.0, "consistent", power=0.99)
+    good = with_claim(audits[SOUND], 1.0, "consistent")
+    (fact,) = audit_facts([strong, weak])
+    assert (fact.value, fact.tone) == ("inconclusive", "amber")
+    (fact,) = audit_facts([weak, good])
+    assert (fact.value, fact.tone, fact.anchor) == ("consistent", "green", "audit-2")
 
 
 def test_a_game_without_a_claim_is_at_the_top(audits: list[Audit]) -> None:
@@ -167,15 +198,15 @@ def test_a_game_without_a_claim_is_at_the_top(audits: list[Audit]) -> None:
 # --- pages ----------------------------------------------------------------------------------------------------------
 
 
-def private_run(make_run: Callable[..., Path], path: Path, epsilon: float, audit: str | None, leak: bool) -> Path:
+def private_run(make_run: Callable[..., Path], path: Path, epsilon: float, audit: Status | None, leak: bool) -> Path:
     """A run with one claim of a client; its audit, and an attack that shows all or nothing."""
     run = make_run(path, "dp", defence={"client_dp": {"clipping_norm": 1.0, "noise_multiplier": 1.0}})
     claim = audit_claim(epsilon, 1e-5).to_dict()
     (run / "claims.json").write_text(json.dumps([claim]))
     if audit is not None:
-        entry = audit_runs.audits()[BROKEN if audit == "violated" else SOUND]
-        tested = dataclasses.asdict(Claim(epsilon, 1e-5, "client", "add/remove"))
-        entry["verdict"] |= {"status": audit, "claim": tested, "power": 0.5 if audit == "inconclusive" else 0.95}
+        entry = audit_runs.audits()[SOUND]
+        sound = Audit.model_validate(json.loads(json.dumps(entry)))
+        entry["verdict"] = judged(sound, epsilon, audit, 0.5 if audit == "inconclusive" else 0.95).to_dict()
         (run / "audit.json").write_text(json.dumps({"audits": [entry]}))
     if leak:
         x, y = attack_runs.digits()
@@ -198,7 +229,7 @@ def private_run(make_run: Callable[..., Path], path: Path, epsilon: float, audit
     ],
 )
 def test_the_colour_of_a_claim_on_the_page(
-    make_run: Callable[..., Path], tmp_path: Path, epsilon: float, audit: str | None, leak: bool, colour: str
+    make_run: Callable[..., Path], tmp_path: Path, epsilon: float, audit: Status | None, leak: bool, colour: str
 ) -> None:
     run = private_run(make_run, tmp_path / "run", epsilon, audit, leak)
     about = [fact for fact in facts(read_run_files(run)) if fact.label in ("Privacy claim", "Audit of the claim")]
