@@ -49,7 +49,7 @@ def game_rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     rates = [RateAt.from_dict(rate) for rate in numbers["rates"]]
     weaker = [
-        (f"  as in {name}", f"the same trials, seen as in game {name}: AUC {Interval.from_dict(area)}")
+        (f"  seen as in {name}", f"AUC {Interval.from_dict(area)} on the same trials")
         for name, area in numbers["weaker"].items()
     ]
     return [

@@ -63,7 +63,7 @@ def client_canaries(planned: Plan, canaries: int | None) -> tuple[PrivacyClaim, 
     count = min(most, max(1, planned.population // 4)) if canaries is None else canaries
     if not 0 < count <= most:
         raise AuditError(
-            f"canaries is {count}, but {counted(len(takes_part), 'client')} of this scenario take part, and its"
+            f"canaries is {count}, but {counted(len(takes_part), 'client')} take part and the model's"
             f" {counted(planned.layout.size, 'parameter')} have room for {planned.layout.size // MARKS} canaries;"
             f" {_remedy(most)}"
         )
