@@ -182,7 +182,7 @@ def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> Made:
         problems = [runs_on(subject.mechanism, pair, both=True) for pair in given]
         if all(problems):
             raise AuditError(
-                f"the mechanism answers on none of the given pairs ({problems[0]}); mend it or give others"
+                f"the mechanism answers on none of the given pairs ({problems[0]}); give pairs that it accepts"
             )
         return Made(given)
     most = max(24, min(_MOST, budget // _EACH))
