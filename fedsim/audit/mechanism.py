@@ -27,22 +27,19 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing, power
+from fedsim.audit.blackbox.distinguishing import epsilon_distinguishing
 from fedsim.audit.blackbox.making import Made, made_pairs
 from fedsim.audit.blackbox.pairs import Domain, Pair, as_pairs
+from fedsim.audit.blackbox.reach import caught, enough, settling
 from fedsim.audit.blackbox.running import Mechanism, run, runs_on, seeded
-from fedsim.audit.blackbox.search import CONFIRM, FEWEST, STAGES, Audit, Count, count_in_stages, search
+from fedsim.audit.blackbox.search import FEWEST, Audit, Count, count_in_stages, search
 from fedsim.audit.blackbox.tier_b import gap_of, model_based
 from fedsim.audit.blackbox.witness import recipe, witness
-from fedsim.audit.planner import fewest
-from fedsim.audit.verdict import LEAST, POWER, Claim, ClaimLike, Verdict, decide
+from fedsim.audit.verdict import POWER, Claim, ClaimLike, Verdict, decide
 from fedsim.errors import AuditError
 
 _EACH, _MOST = 400, 300
 """Runs for which one more made pair is looked at, and the most of those."""
-_LEAST_RUNS = 100_000
-_SEARCHED_WELL = 40_000
-"""Runs with which the search among made pairs finds an event about as good as the best (`tests`: measured)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +110,7 @@ def examine(
         raise AuditError(f"confidence is {confidence!r}; it must lie between 0 and 1, such as 0.95")
     if factor <= 1:
         raise AuditError(f"factor is {factor!r}; it must be above 1: how much worse than claimed must be caught")
-    budget = trials or subject.trials or _enough(subject, factor, 1 - confidence)
+    budget = trials or subject.trials or enough(Claim.of(subject.claim), factor, 1 - confidence, subject.pairs is None)
     if budget < FEWEST:
         raise AuditError(f"trials is {budget}; an audit needs at least {FEWEST} runs")
     _takes_two(subject.mechanism)
@@ -182,7 +179,7 @@ def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> Made:
         problems = [runs_on(subject.mechanism, pair, both=True) for pair in given]
         if all(problems):
             raise AuditError(
-                f"the mechanism answers on none of the given pairs ({problems[0]}); mend it or give others"
+                f"the mechanism answers on none of the given pairs ({problems[0]}); give pairs that it accepts"
             )
         return Made(given)
     most = max(24, min(_MOST, budget // _EACH))
@@ -196,17 +193,19 @@ def _pairs(subject: Subject, budget: int, rng: np.random.Generator) -> Made:
 
 def _verdict(audit: Audit, subject: Subject, budget: int, factor: float, question: str) -> Verdict:
     claim, confidence = audit.claim, 1 - audit.error
-    caught = partial(_caught, claim, factor, audit.error, subject.pairs is None)
+    able_with = partial(caught, claim, factor, audit.error, subject.pairs is None)
     if not audit.counts:
         nothing = epsilon_distinguishing(0, 0, budget, claim.delta, confidence, method="exact test on fresh runs")
         return decide(
-            claim, [nothing], 1.0, confidence=confidence, power=caught(budget), factor=factor, trials=audit.used,
+            claim, [nothing], 1.0, confidence=confidence, power=able_with(budget), factor=factor, trials=audit.used,
             evidence="all outputs are the same on all data sets", open_question=question,
         )  # fmt: skip
     count, bound = audit.best()
     lines, fitted = model_based(count, claim.delta, confidence, audit.error * count.share)
-    able = caught(budget) if count.guesses else 0.0  # an event that never happens again has shown nothing
-    settle = "" if able >= POWER else _settle(caught) if count.guesses else "The event was seen once, and never again."
+    able = able_with(budget) if count.guesses else 0.0  # an event that never happens again has shown nothing
+    settle = (
+        "" if able >= POWER else settling(able_with) if count.guesses else "The event was seen once, and never again."
+    )
     return decide(
         claim,
         [bound, *lines],
@@ -233,33 +232,6 @@ def _evidence(subject: Subject, count: Count) -> str:
         *([] if subject.like is not None else ["like if the number of records is fixed"]),
     ]
     return f"{seen}. The auditor made up this pair; give {' and '.join(unsaid)}" if unsaid else seen
-
-
-def _caught(claim: Claim, factor: float, error: float, made: bool, budget: int) -> float:
-    """The power of the last stage alone, and of seeing it again.
-
-    On made pairs the event must be found first, which takes runs: with few of them only a part of the runs is reckoned
-    with, or the figure would be that of an adversary who knows what to look for.
-    """
-    part, _, share = STAGES[-1]
-    runs = budget * min(1.0, budget / _SEARCHED_WELL) if made else budget
-    worse = max(factor * claim.epsilon, claim.epsilon + LEAST)
-    alternative = partial(power, worse, claim.epsilon, claim.delta)
-    return alternative(int(runs * part), error * share) * alternative(int(runs * CONFIRM), error)
-
-
-def _enough(subject: Subject, factor: float, error: float) -> int:
-    """As many runs as settle it, within reason."""
-    caught = partial(_caught, Claim.of(subject.claim), factor, error, subject.pairs is None)
-    needed = fewest(lambda budget: caught(budget) >= POWER, start=_LEAST_RUNS, most=10**6)
-    return max(_LEAST_RUNS, min(needed or 10**6, 10**6))
-
-
-def _settle(caught: Callable[[int], float]) -> str:
-    needed = fewest(lambda budget: caught(budget) >= POWER, start=FEWEST)
-    if needed is None:
-        return "No number of runs up to 10^9 settles it without a model; use canaries in every round, and tier B."
-    return f"About {needed:,} runs would settle it."
 
 
 def examine_target(

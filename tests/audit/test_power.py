@@ -12,8 +12,9 @@ from scipy.stats import binom
 from fedsim.audit.blackbox.distinguishing import gaussian_mu
 from fedsim.audit.blackbox.events import choose
 from fedsim.audit.blackbox.outputs import read
+from fedsim.audit.blackbox.reach import caught
 from fedsim.audit.blackbox.running import Mechanism, Vectorised
-from fedsim.audit.mechanism import _caught, audit_mechanism
+from fedsim.audit.mechanism import audit_mechanism
 from fedsim.audit.planner import fewest
 from fedsim.audit.verdict import POWER, Claim
 
@@ -31,8 +32,8 @@ def gaussian(epsilon: float, delta: float) -> Mechanism:
 
 def missed(claim: Claim, made: bool, audits: int, first: int) -> tuple[int, int]:
     """With the fewest runs that may be called consistent: twins of twice ε that were, and all audits."""
-    caught = partial(_caught, claim, 2.0, 0.05, made)
-    trials = fewest(lambda budget: caught(budget) >= POWER, start=200)
+    power_of = partial(caught, claim, 2.0, 0.05, made)
+    trials = fewest(lambda budget: power_of(budget) >= POWER, start=200)
     assert trials is not None
     twice = gaussian(2 * claim.epsilon, claim.delta) if claim.delta else laplace(2 * claim.epsilon)
     pairs = None if made else GIVEN

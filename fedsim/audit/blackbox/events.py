@@ -14,6 +14,15 @@ from fedsim.audit.blackbox.distinguishers import Score, named, scores
 from fedsim.audit.blackbox.outputs import Floats, Outputs
 
 _MOST = 40_000  # runs of each data set that are learned from
+_PLAIN = {
+    "length": "count of numbers in the output",
+    "NaN": "count of NaN in the output",
+    "+inf": "count of +inf in the output",
+    "-inf": "count of -inf in the output",
+    "coarse": "count of round numbers in the output",
+    "whole": "count of whole numbers in the output",
+    "no answer": "count of refusals",
+}
 _CARE, _HOPE = 2.5, 0.8  # standard errors by which a forecast is lowered
 
 
@@ -37,7 +46,8 @@ class Event:
         return happened
 
     def __str__(self) -> str:
-        return f"{self.score.name} {'≥' if self.above else '≤'} {self.threshold:.6g}"
+        name = _PLAIN.get(self.score.name, self.score.name)
+        return f"{name} {'≥' if self.above else '≤'} {self.threshold:.6g}"
 
 
 def choose(
