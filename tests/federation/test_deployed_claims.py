@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,16 +153,8 @@ DEFENCES: dict[str, tuple[str, dict[str, Any]]] = {
 WORK = ({"batch_size": 10}, {"batch_size": 10, "steps": 3}, {"batch_size": None}, {"batch_size": 200, "epochs": 2})
 
 
-@settings(
-    max_examples=int(os.environ.get("FEDSIM_EXAMPLES", "8")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-@given(data=st.data())
-def test_server_and_ledgers_agree(data: st.DataObject, tmp_path_factory: Any, world: Any) -> None:
+def agree(data: st.DataObject, folder: Path, world: Any) -> None:
     """For every defence, sampling, sum, loss and interruption: never less than a ledger, and equal where rows are."""
-    folder = tmp_path_factory.mktemp("agree")
     clients = OwnClients(folder / "fed")
     unit, defence = DEFENCES[data.draw(st.sampled_from(sorted(DEFENCES)), "defence")]
     secure = data.draw(st.booleans(), "secure aggregation")
@@ -217,6 +208,27 @@ def test_server_and_ledgers_agree(data: st.DataObject, tmp_path_factory: Any, wo
         told = not secure and "client_dp" not in defence
         if what == "nothing" and (all(exact) or told) and each == unit:
             assert claimed == pytest.approx(max(ledgers), rel=1e-6)
+
+
+QUICK = settings(
+    max_examples=4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+
+
+@QUICK
+@given(data=st.data())
+def test_server_and_ledgers_agree(data: st.DataObject, tmp_path_factory: Any, world: Any) -> None:
+    agree(data, tmp_path_factory.mktemp("agree"), world)
+
+
+@pytest.mark.slow
+@settings(QUICK, max_examples=60)
+@given(data=st.data())
+def test_server_and_ledgers_agree_in_many_settings(data: st.DataObject, tmp_path_factory: Any, world: Any) -> None:
+    agree(data, tmp_path_factory.mktemp("agree"), world)
 
 
 def test_a_run_of_before_the_journal_is_not_gone_on_with(tmp_path: Path, world: Any) -> None:
