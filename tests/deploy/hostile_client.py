@@ -11,13 +11,15 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, Metadata, RecordDict
+from flwr.app.message import make_message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supernode.fleet_http_connection import http_request_response
 
@@ -59,9 +61,10 @@ def main(address: str, authority: str, key_file: str, megabytes: int, other: int
             return f"{pushed} objects"
 
         def order() -> str:
-            own = Message(RecordDict(), other, "train")
-            for field, value in (("_run_id", asked.metadata.run_id), ("_src_node_id", node)):
-                own.metadata.__dict__[field] = value
+            numbers = {"run_id": asked.metadata.run_id, "src_node_id": node, "dst_node_id": other}
+            told = {"message_id": "", "reply_to_message_id": "", "group_id": "", "message_type": "train"}
+            now = datetime.now(UTC).timestamp()
+            own = make_message(Metadata(**numbers, **told, created_at=now, ttl=600.0), content=RecordDict())
             own.metadata.__dict__["_message_id"] = own.object_id
             return str(send(own, get_object_tree(own), 1.0))
 
