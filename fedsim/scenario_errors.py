@@ -48,7 +48,12 @@ def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(text, 60)
+
+
+def cut(text: str, length: int) -> str:
+    """The text, or its beginning and dots where it is longer."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

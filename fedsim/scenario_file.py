@@ -138,7 +138,7 @@ def _override(document: dict[str, Any], places: dict[FieldPath, str], text: str)
 
     Where this makes a section one of another kind, the fields that this kind does not have are left out, and named.
     """
-    place = f"{errors.SET}{text if text.strip() else repr(text)}"
+    place = f"{errors.SET}{errors.cut(text, 120) if text.strip() else repr(text)}"
     name, equals, value_text = text.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedsim.attacks import crafting
 from fedsim.attacks.fishing import craft_fishing
 from fedsim.data import Dataset, Partition
-from fedsim.errors import AttackError, ScenarioError
+from fedsim.errors import AttackError, ScenarioError, counted
 from fedsim.federation.arrays import to_flat, to_record
 from fedsim.randomness import stream
 from fedsim.scenario import FishingServer, ImprintServer, PerClientServer, Scenario, TrapServer
@@ -85,10 +85,21 @@ def check_active(forge: Forge, start: Tensor, cohort: Sequence[int]) -> None:
         raise ScenarioError(
             "adversary.active: crafted weights read images and tables, and the data is text; leave it out"
         )
+    public = forge.dataset.x_test
+    if bool((public == public[0]).all()):
+        raise ScenarioError(
+            f"adversary.active: crafted weights are fitted to the held-out rows, and {counted(len(public), 'row')} that"
+            " do not differ have no spread; raise data.test_fraction"
+        )
     try:
-        forge.craft(start, 1, cohort)
+        crafted, models = forge.craft(start, 1, cohort)
     except AttackError as error:
         raise ScenarioError(f"adversary.active: {error}") from error
+    if not all(bool(weights.isfinite().all()) for weights in (crafted, *models.values())):
+        raise ScenarioError(
+            f"adversary.active: the weights crafted from {counted(len(public), 'held-out row')} are not finite; raise"
+            " data.test_fraction, or lower adversary.active.gain"
+        )
 
 
 def malicious(strategy: type[FedAvg], forge: Forge) -> type[FedAvg]:

@@ -49,6 +49,11 @@ def test_the_same_for_other_scenarios(scenario: str, capsys: pytest.CaptureFixtu
     refused(capsys, "check", scenario, "--set", "data.test_fraction=5e-324")
 
 
+def test_an_active_server_needs_rows_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, "check", "active-server", "--set", "data.test_fraction=1e-6")
+    assert_says(sentence, ("adversary.active", "1 row", "raise data.test_fraction"))
+
+
 def test_a_pair_of_halves_is_a_character(capsys: pytest.CaptureFixture[str]) -> None:
     Path("emoji.yaml").write_text(RUN + '\nquestion: "\\ud83d\\ude42"')
     assert main(["check", "emoji.yaml"]) == 0

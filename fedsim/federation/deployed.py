@@ -8,7 +8,6 @@ asked for, and a failed run is an error with its reason.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,12 +20,14 @@ from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
+from pydantic import ValidationError
 
 from fedsim.errors import DeployError, RunError
 from fedsim.federation.bundle import build_bundle, public_scenario
 from fedsim.federation.folder import FAILURE, read_failure
 from fedsim.federation.link import Link, control
 from fedsim.federation.plan import Plan
+from fedsim.federation.records import Number, Record, first_problem, read_lines, read_text
 from fedsim.federation.server import Progress, RoundReport
 from fedsim.federation.transcript import write_json
 
@@ -93,17 +94,24 @@ def largest_reply(size: int) -> int:
     return 16 * size + ROOM
 
 
+class _Submission(Record):
+    """Where a run was submitted to, and its numbers there."""
+
+    address: str
+    root_certificates: str | None
+    runs: tuple[Number, ...]
+
+
 def submitted(folder: Path) -> tuple[Link, list[int]]:
     """The SuperLink that a run folder was submitted to, and the numbers of its runs there, the last of which counts."""
     file = folder / SUBMITTED
     if not file.is_file():
         return Link(), []
     try:
-        content = json.loads(file.read_text())
-        certificates = content["root_certificates"]
-        return Link(content["address"], Path(certificates) if certificates else None), list(content["runs"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is damaged ({error}); delete it and resume the run") from error
+        found = _Submission.model_validate_json(read_text(file))
+    except ValidationError as error:
+        raise RunError(f"{file} is damaged ({first_problem(error)}); delete it and resume the run") from error
+    return Link(found.address, Path(found.root_certificates) if found.root_certificates else None), list(found.runs)
 
 
 def _stop_those_before(client: ControlHttpClient, folder: Path) -> None:
@@ -185,9 +193,7 @@ def _rounds_so_far(folder: Path) -> int:
 
 
 def _metric_lines(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return list(read_lines(folder / "metrics.jsonl", dict[str, Any]))
 
 
 def _report(plan: Plan, line: dict[str, Any]) -> RoundReport:

@@ -15,7 +15,7 @@ from typing import Any
 STRANGERS = (
     "transcript/round-99999-received.safetensors", "attacks/002-x.json", "attacks/x", "checkpoint.safetensors",
     "failure.json",
-    ".lock", "submission.json", "truth/x.tmp", "begun.txt", "ledger.sqlite",
+    ".lock", "deployed.json", "truth/x.tmp", "begun.txt", "ledger.sqlite",
 )  # fmt: skip
 Damage = Callable[[Path, Path, Random], None]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import os
 import re
@@ -76,6 +77,7 @@ def play(
     sys.stdout.flush()
     sys.stderr.flush()
     started = time.monotonic()
+    gc.freeze()  # else the child's collector copies what it only looks at
     child = os.fork()
     if child == 0:
         os._exit(_command(arguments, folder, out, err, seconds, memory, command))
