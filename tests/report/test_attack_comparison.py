@@ -68,7 +68,7 @@ def test_the_table_has_a_line_for_each_method(run: Path) -> None:
 def test_rounds_together_are_one_update_for_each_client(run: Path) -> None:
     files = read_run_files(run).attacks
     assert [update.key for update in files[2].document.observations] == ["round-1/client-0", "round-1/client-1"]
-    assert all("from 2 rounds" in update.notes[-1] for update in files[2].document.observations)
+    assert all("from 2 rounds" in " ".join(update.notes) for update in files[2].document.observations)
 
 
 def test_one_attack_alone_is_compared_with_nothing(tmp_path: Path) -> None:
