@@ -155,11 +155,12 @@ def test_the_installed_wheel_finds_its_scenarios_from_anywhere(wheel: Path, tmp_
 
 # --- dependencies point inward --------------------------------------------------------------------------------------
 
-FOUNDATION = {"errors", "randomness", "scenario"}
+FOUNDATION = {"errors", "randomness", "scenario", "machine"}
 FILES = {"scenario_errors", "scenario_file", "scenario_schema", "scenario_yaml"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "randomness": set(),
+    "machine": set(),
     "scenario": {"errors"},
     **dict.fromkeys(FILES, {"errors", "scenario"} | FILES),
     "template": {"scenario"} | FILES,
