@@ -60,7 +60,7 @@ def failures(seed: int, numbers: range, folder: Path, tally: Tally) -> Iterator[
         (place / "s.yaml").write_bytes(fuzzed.text.encode("utf-8", "surrogatepass"))
         tally.cases += 1
         words = tuple(word for override in fuzzed.overrides for word in ("--set", override))
-        outcome = _refused_at_once(place / "s.yaml", fuzzed.overrides) if rng.random() < 0.9 else None
+        outcome = refused_at_once(place / "s.yaml", fuzzed.overrides) if rng.random() < 0.9 else None
         outcome = outcome or play(("check", "s.yaml", "--json", *words), place)
         why, played = _wrong(fuzzed, outcome, place), outcome
         tally.refused += outcome.refused
@@ -76,7 +76,7 @@ def failures(seed: int, numbers: range, folder: Path, tally: Tally) -> Iterator[
         shutil.rmtree(place)
 
 
-def _refused_at_once(file: Path, overrides: tuple[str, ...]) -> Outcome | None:
+def refused_at_once(file: Path, overrides: tuple[str, ...]) -> Outcome | None:
     """The refusal of what can be seen in the file alone, without a process: most cases end here."""
     try:
         load_scenario(file, overrides)
