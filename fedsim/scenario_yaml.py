@@ -22,6 +22,9 @@ FieldPath = tuple[str | int, ...]
 LARGEST = 1_000_000
 """Bytes of the largest file that is read: a scenario has a few thousand."""
 
+LONGEST_NUMBER = 1000
+"""Digits of the longest integer that is read."""
+
 _SCALARS: tuple[tuple[str, str, str], ...] = (
     ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("tag:yaml.org,2002:int", r"^(?:[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+)$", "-+0123456789"),
@@ -155,6 +158,8 @@ def _scalar(loader: _Loader, node: yaml.Node) -> Any:
             return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
         if node.tag != "tag:yaml.org,2002:int":
             return loader.construct_object(node)
+        if len(node.value) > LONGEST_NUMBER:
+            raise ValueError  # Python converts longer ones to text and back in quadratic time, or not at all
         return int(node.value, 16 if node.value.startswith("0x") else 10)  # PyYAML would read 010 as 8
     except UnicodeDecodeError:
         raise _NotInAScenarioError(

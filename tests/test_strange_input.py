@@ -33,6 +33,8 @@ RUN = "data: digits\nmodel: logistic\nrounds: 1\ncohort: {population: 2}"
         ("cohort.population=1000000000000", ("cohort.population is 1000000000000", "at most 1,000,000,000")),
         ("data.test_fraction=5e-324", ("data.test_fraction is 5e-324", "at least 1e-12")),
         ("rounds=&a 1", ("anchors", "&a", "leave it out")),
+        ("rounds=0x" + "f" * 5000, ("cannot be read as a number",)),
+        ("rounds=" + "9" * 5000, ("cannot be read as a number",)),
         (r'question="\ud800"', ("half a character",)),
     ],
 )  # fmt: skip

@@ -12,6 +12,8 @@ from random import Random
 
 import fuzzed_scenarios as fuzzed
 import pytest
+from sandbox import complaint
+from scenario_fuzzer import refused_at_once
 
 from fedsim import scenario_schema as schema
 from fedsim.scenario_file import json_schema
@@ -26,6 +28,18 @@ def test_a_few_cases(what: str, cases: int, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     assert f"cases={cases}" in done.stdout
+
+
+def test_many_scenarios_are_read(tmp_path: Path) -> None:
+    """What can be seen in a file alone costs milliseconds: thousands of cases, without a process for each."""
+    file, refused = tmp_path / "s.yaml", 0
+    for number in range(600):
+        one = fuzzed.case(Random(f"16/{number}"))
+        file.write_bytes(one.text.encode("utf-8", "surrogatepass"))
+        outcome = refused_at_once(file, one.overrides)
+        refused += outcome is not None
+        assert (complaint(outcome) if outcome else one.garbage) is None, (number, one, outcome)
+    assert 200 < refused < 550
 
 
 def test_every_number_of_a_scenario_has_bounds_on_both_sides() -> None:
