@@ -61,7 +61,7 @@ class _Part:
 def tabular(
     observation: Observation, knowledge: Knowledge, settings: TabularAttack, *, seed: int = 0
 ) -> Reconstruction:
-    """Rows in the encoded space, each valid (one category in every column), with a confidence for every cell.
+    """Valid rows in the encoded space (one category in every column); bounds of the probability that a cell is right.
 
     A certified row is proved in every category, and its numbers are within 0.03 standard deviations.
     """
