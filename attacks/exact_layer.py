@@ -60,8 +60,6 @@ class LayerBatch:
     """(n,) standard error of an input's values, by the noise."""
     radius: Tensor
     """(n,) by how much any value of an input may be off, if it is that of one example and not of several."""
-    gap: float
-    """By which factor the smallest singular value of the signal exceeds the largest of the noise."""
     notes: tuple[str, ...]
 
 
@@ -102,7 +100,6 @@ def _batch(space: Span, factors: Factors, chosen: Tensor, drift: float) -> Layer
         consistency=float(agree[:count].double().mean()) if count else 0.0,
         error=error[:count],
         radius=radius(factors, inputs, directions, gradients, off)[:count] if whole_batch else unknown[:count],
-        gap=factors.gap,
         notes=tuple(notes),
     )
 
@@ -173,6 +170,5 @@ def _nothing(weight: Tensor) -> LayerBatch:
         consistency=0.0,
         error=none,
         radius=none,
-        gap=1.0,
         notes=("the gradient of the layer has no low rank: there are too many examples for its width",),
     )

@@ -184,7 +184,7 @@ def test_no_certificate_of_any_family_is_wrong() -> None:
         for case, tally in hunt(family, "mnist-5000", 2, seed=1):
             assert tally.wrong == 0, case
             found += tally.certified
-    assert found > 1000
+    assert found > 500
 
 
 # --- closed form ----------------------------------------------------------------------------------------------------
