@@ -19,7 +19,7 @@ from fedsim import scenario_schema as schema
 from fedsim.scenario_file import json_schema
 
 
-@pytest.mark.parametrize(("what", "cases"), [("scenarios", 60), ("folders", 8)])
+@pytest.mark.parametrize(("what", "cases"), [("scenarios", 40), ("folders", 5)])
 def test_a_few_cases(what: str, cases: int, tmp_path: Path) -> None:
     """In a process of its own: what is forked must not have pytest's threads and files."""
     command = [sys.executable, str(Path(__file__).parent), what, "--cases", str(cases), "--seed", "16"]
