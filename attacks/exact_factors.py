@@ -24,8 +24,9 @@ class Factors:
     most: Tensor
     """(m,) as `noise`, of the product of row j's noise with any vector of length 1.
 
-    White noise, whose spectrum is flat, spreads over all columns: it is `noise`. What is not white (rounding, which is
-    the same in equal columns; the difference of similar examples) may be one vector, of the length of the row."""
+    White noise, whose spectrum is flat, spreads over all columns: it is `noise`, and what it may hide, one vector of no
+    larger singular value in the rows that have gradient. What is not white (rounding, which is the same in equal
+    columns; the difference of similar examples) may be one vector, of the length of the row."""
     spread: Tensor
     """(r, r): the noise in Y_j a is noise[j] * |spread @ a|; it would be the identity if all columns were alike."""
     basis: Tensor
@@ -77,7 +78,9 @@ def factorise(
         left_over = float(rest.norm())
         edge = left_over * (alive**-0.5 + len(columns) ** -0.5)
         white = index + 1 < len(values) and float(values[index + 1]) <= _WHITE * edge
-        most = deviation if white else torch.maximum(deviation, rest.norm(dim=1))
+        hidden = float(values[index + 1]) / total if index + 1 < len(values) else 0.0
+        below = deviation.hypot(hidden * whole.norm(dim=1))
+        most = below if white else torch.maximum(deviation, rest.norm(dim=1))
         profile = rest.norm(dim=0) ** 2
         profile = profile / profile[columns].mean()
         spread = torch.linalg.cholesky(basis.T @ (profile[:, None] * basis) + 0.1 * torch.eye(index + 1)).T

@@ -165,6 +165,7 @@ HARD = [
     "clipped, near",
     "epochs, near",
     "noisy, near",
+    "step, near",
 ]
 
 
