@@ -55,12 +55,24 @@ def environment(flower_home: Path, first: Path | None = None) -> dict[str, str]:
     }
 
 
+class _Screen(logging.Handler):
+    """Prints to what is standard error when something is logged, not when the handler was made."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # nobody reads it any more: what is logged must not end what runs
+            self.handleError(record)
+
+
 def log_to_screen() -> None:
-    """Print what fedsim logs."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Print what fedsim logs, each line once."""
+    log.setLevel(logging.INFO)
+    if any(isinstance(handler, _Screen) for handler in log.handlers):
+        return
+    handler = _Screen()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s fedsim: %(message)s"))
     log.addHandler(handler)
-    log.setLevel(logging.INFO)
 
 
 def find(name: str, remedy: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.scenario.numbers import Count, Positive, Share, Weight
+from fedsim.scenario.numbers import LARGEST, Count, Positive, Share, Weight
 from fedsim.scenario.section import Section
 
 
@@ -20,7 +20,7 @@ class _Strategy(Section):
     """Momentum of the server's SGD."""
     most_examples: Count = 1_000_000
     """A client that says it has more is refused: one that lies could outweigh everybody."""
-    largest_weight: float | None = Field(None, ge=1)
+    largest_weight: Annotated[float, Field(ge=1, le=LARGEST)] | None = None
     """A client counts for at most so many times the median weight of its round (the lower of two in the middle); null:
     10 in a deployment, and no bound in a simulation, where nobody lies. Secure aggregation hides weights, and bounds
     none: use weighting uniform there."""

@@ -78,7 +78,7 @@ def test_divided_rows_are_disjoint_and_cover_everything(
     kind=st.sampled_from(KINDS[:3]),
     labels=st.lists(st.integers(0, 4), min_size=2, max_size=120),
     examples=st.integers(1, 120),
-    alpha=st.sampled_from([1e-300, 0.01, 1.0, 1e300]),
+    alpha=st.sampled_from([1e-30, 0.01, 1.0, 1e30]),
     client=st.integers(0, 999_999),
 )
 def test_drawn_rows_are_different_and_as_many_as_asked(
@@ -152,9 +152,9 @@ def test_drawn_rows_are_independent_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"examples_per_client": 30}], ids=str)
-def test_dirichlet_at_the_ends_of_the_float_range(extra: dict[str, Any]) -> None:
+def test_dirichlet_at_the_ends_of_its_range(extra: dict[str, Any]) -> None:
     data = toy(np.arange(3000) % 3)
-    for alpha, held in ((5e-324, 1), (1e308, 3)):
+    for alpha, held in ((1e-30, 1), (1e30, 3)):
         partition = make({"kind": "dirichlet", "alpha": alpha, "min_examples": 0, **extra}, data, 5)
         counts = label_counts(partition, data.y_train, range(5), 3)
         assert (counts > 0).sum(0 if not extra else 1).max() == (held if extra or held == 1 else 5)
