@@ -13,21 +13,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fedsim.errors import DeployError, RunError
 from fedsim.federation.bundle import build_bundle, public_scenario
 from fedsim.federation.folder import FAILURE, read_failure
 from fedsim.federation.link import Link, control
 from fedsim.federation.plan import Plan
-from fedsim.federation.records import Number, Record, first_problem, read_lines, read_text
+from fedsim.federation.records import Record, first_problem, read_lines, read_text
 from fedsim.federation.server import Progress, RoundReport
 from fedsim.federation.transcript import write_json
 
@@ -94,12 +94,16 @@ def largest_reply(size: int) -> int:
     return 16 * size + ROOM
 
 
+RunId = Annotated[int, Field(ge=0, lt=2**64)]
+"""Flower's number of a run: any of 64 bits."""
+
+
 class _Submission(Record):
     """Where a run was submitted to, and its numbers there."""
 
     address: str
     root_certificates: str | None
-    runs: tuple[Number, ...]
+    runs: tuple[RunId, ...]
 
 
 def submitted(folder: Path) -> tuple[Link, list[int]]:
