@@ -30,7 +30,7 @@ from fedsim.audit.reconstruction import MOST_PRIOR_ROWS, ReconstructionScore, sc
 from fedsim.audit.scores.columns import columns_to_list
 from fedsim.data.table import TableEncoding
 from fedsim.errors import AttackError, RunError
-from fedsim.federation.checksums import check_file, note_files
+from fedsim.federation.checksums import check_file, check_transcript, note_files
 from fedsim.federation.client import Workplace, workplace
 from fedsim.federation.plan import scenario_json
 from fedsim.federation.run import Run
@@ -83,6 +83,7 @@ def attack_run(
         raise RunError(
             f"{run.path / 'attacks'} is in the way: results are written to a folder of that name; move it away"
         )
+    check_transcript(run.path)
     paths = []
     for settings in scenario.attacks or (AutomaticAttack(),):
         path, played = _place(run.path / "attacks", _plain(scenario, settings))

@@ -72,11 +72,9 @@ def test_damage_is_refused_or_shown_on_the_page(
     page = Path("run/report.html").read_text()
     if spoil is _deleted and name == "model.safetensors":
         assert "has not ended" in page  # it can go on
-    elif spoil is _deleted and name.startswith("attacks/"):
-        pass  # what an attack found may be removed
-    elif name.startswith("transcript/round") and spoil is _flipped:
-        assert "does not have its SHA-256" in refused(capsys, "attack", "run", "--attack", "labels")
     else:
+        if name.startswith("transcript/round"):
+            assert f"{name} is damaged" in refused(capsys, "attack", "run", "--attack", "labels")
         assert f"Damaged: {name}" in page
         assert name in caplog.text
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checksums of a run: SHA256SUMS, as `sha256sum -c SHA256SUMS` reads it.
 
-They are written when a run ends, for the files that it read its numbers from and that no message's own SHA-256 covers.
-A file that is lost, cut short, or changed by a bit is then known to be.
+They are written when a run ends, for everything that the run, its report or an attack reads. A file that is lost, cut
+short, or changed by a bit is then known to be.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ COVERED = (
     "transcript/layout.json",
     "transcript/messages.jsonl",
 )
+TENSORS = ("transcript", "truth")
+"""Folders whose tensors are covered, too."""
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w./-]+)")
 _PIECE = 1 << 20
 
 
 def sums_text(path: Path, written: Mapping[str, bytes]) -> str:
     """The checksums of a run folder, with those of files that are about to be written."""
-    truth = sorted(f"truth/{file.name}" for file in (path / "truth").glob("*.safetensors"))
-    sums = {name: _of_file(path / name) for name in (*COVERED, *truth) if (path / name).is_file()}
+    tensors = sorted(f"{room}/{file.name}" for room in TENSORS for file in (path / room).glob("*.safetensors"))
+    sums = {name: _of_file(path / name) for name in (*COVERED, *tensors) if (path / name).is_file()}
     sums |= {name: hashlib.sha256(content).hexdigest() for name, content in written.items()}
     return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
 
@@ -50,25 +52,31 @@ def read_sums(path: Path) -> dict[str, str]:
 
 
 def note_files(path: Path, files: Iterable[Path]) -> None:
-    """Take up, or renew, the checksums of files that were written after the run: what attacks and audits found."""
+    """Take up, or renew, the checksums of files that were written after the run: what attacks and audits found.
+
+    Results that somebody removed are forgotten with that: new ones were just written.
+    """
     if not (path / FILE).is_file():  # of an earlier version, or still growing
         return
-    sums = read_sums(path) | {str(file.relative_to(path)): _of_file(file) for file in files if file.is_file()}
+    kept = {name: digest for name, digest in read_sums(path).items() if not _removed_result(path, name)}
+    sums = kept | {str(file.relative_to(path)): _of_file(file) for file in files if file.is_file()}
     temporary = path / f".{FILE}.tmp"
     temporary.write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()), encoding="ascii")
     temporary.replace(path / FILE)
 
 
 def changed_files(path: Path, names: Iterable[str] | None = None) -> list[str]:
-    """Which of the files (all that have a checksum) are not as they were written, or are gone.
-
-    What an attack or an audit found may be removed: it can be found again.
-    """
+    """Which of the files (all that have a checksum) are gone, or are not as they were written."""
     sums = read_sums(path)
     wanted = sums if names is None else [name for name in names if name in sums]
     gone = [name for name in wanted if not (path / name).is_file()]
-    other = [name for name in wanted if name not in gone and _of_file(path / name) != sums[name]]
-    return [name for name in gone if name in (*COVERED, MODEL) or name.startswith("truth/")] + other
+    return gone + [name for name in wanted if name not in gone and _of_file(path / name) != sums[name]]
+
+
+def check_transcript(path: Path) -> None:
+    """RunError for a transcript that is not as the run wrote it: nothing is read off what was damaged."""
+    for name in changed_files(path, [name for name in read_sums(path) if name.startswith("transcript/")]):
+        check_file(path, name)
 
 
 def check_file(path: Path, name: str) -> None:
@@ -79,6 +87,10 @@ def check_file(path: Path, name: str) -> None:
             f"{path / name} is damaged: it {there} (its SHA-256 in {FILE} is another); restore it from a backup, or run"
             " the scenario again"
         )
+
+
+def _removed_result(path: Path, name: str) -> bool:
+    return name.startswith(("attacks/", "audits/")) and not (path / name).is_file()
 
 
 def _of_file(file: Path) -> str:

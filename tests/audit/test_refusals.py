@@ -273,3 +273,25 @@ def test_pairs_of_an_example_data_set_hold_its_records_only(adjacency: Any) -> N
         assert np.array_equal(pair.first, like)
         assert {tuple(record) for record in pair.second} <= {tuple(record) for record in like}
         assert len(pair.second) == (5 if adjacency == "add/remove" else 6)
+
+
+def exactly(count: int, scale: float) -> Callable[[Any, Rng], float]:
+    """A noisy sum of so many records in [-1, 1]: replacing one moves it by 2."""
+
+    def mechanism(records: Any, rng: Rng) -> float:
+        if len(records) != count:
+            raise ValueError(f"{count} records are needed")
+        return float(np.clip(records, -1, 1).sum() + rng.laplace(scale=scale))
+
+    return mechanism
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_mechanism_of_one_size_is_not_called_consistent_after_a_look_at_few_pairs(seed: int) -> None:
+    """Of 250 pairs two have 50 records, and they were the wrong ones: ε = 10 was called consistent with ε ≤ 1."""
+    claim = Claim(epsilon=1.0, adjacency="replace")
+    unaware = audit_mechanism(exactly(50, 0.2), claim, seed=seed)
+    assert unaware.status != "consistent"
+    assert unaware.status == "violated" or "give like" in unaware.settle
+    rows = np.random.default_rng(seed).uniform(-1, 1, 50)
+    assert audit_mechanism(exactly(50, 0.2), claim, like=rows, trials=TRIALS, seed=seed).status == "violated"

@@ -28,6 +28,7 @@ from fedsim.privacy.claim import Adjacency
 _SHAPES: tuple[tuple[int, ...], ...] = ((), (4,), (2,), (3,), (8,), (1,))
 """Of a record, tried in turn where nobody says what it looks like."""
 _LIKE = 16  # pairs of an example data set's own records
+_LEFT = 0.5  # of the pairs; with fewer the worst of them may be among those that were refused
 _AGAIN = 3  # runs in which a data set must be refused each time
 
 
@@ -64,8 +65,8 @@ def made_pairs(
         trouble = trouble or raised[0]
     _refuse_fixed_size(mechanism, array)
     raise AuditError(
-        f"pairs is missing, and the mechanism takes no arrays of numbers ({trouble}); give pairs or like to"
-        " audit_mechanism, or name a Subject that has them"
+        f"pairs is missing, and the mechanism answered on none of the arrays of numbers that were tried ({trouble});"
+        " give pairs or like to audit_mechanism, or name a Subject that has them"
     )
 
 
@@ -82,7 +83,8 @@ def answered(mechanism: Mechanism, pairs: Sequence[Pair], *, invented: bool, kno
     """The pairs on which the mechanism answers, and those where a refusal is to be counted as an output.
 
     A refusal is an exception, None, or nothing but NaN. Two kinds of it are not held against the claim. Where every
-    data set of a number of records is refused, the mechanism is defined for other numbers: the note names them. Where
+    data set of a number of records is refused, the mechanism is defined for other numbers: the note names them, and if
+    few pairs are left, the question asks for a data set such as it is used on. Where
     the records are `invented` (nobody has given a domain) and every data set that holds a certain record is refused,
     this record may be one that cannot occur: such pairs are left out, and the question asks for the domain. Any other
     refusal depends on what the mechanism must hide. Records of `known` can occur.
@@ -95,7 +97,15 @@ def answered(mechanism: Mechanism, pairs: Sequence[Pair], *, invented: bool, kno
     kept = [pair for pair in fitting if not (invented and refusals.any and refusals.refused_records(pair))]
     missing = ", ".join(map(str, sorted(refused - {0})))
     note = f"All data sets of {missing} records were refused, which was not held against the claim." if missing else ""
-    return Made(kept or [pair for pair in pairs if not runs_on(mechanism, pair)], note, refusals.question())
+    questions = [refusals.question()]
+    if missing and len(kept) < _LEFT * len(pairs):
+        questions.append(
+            f"Only {len(kept)} of {len(pairs)} pairs of data sets have a number of records that the mechanism takes:"
+            " give like, a data set such as it is used on."
+        )
+    return Made(
+        kept or [pair for pair in pairs if not runs_on(mechanism, pair)], note, " ".join(filter(None, questions))
+    )
 
 
 class Refusals:
