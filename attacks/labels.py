@@ -191,7 +191,8 @@ def _batch(
     counts = nearest_counts(estimate, total)
     sure = float(torch.special.ndtr((0.5 - (estimate - counts).abs()) / error).prod())
     if scale < 0.999:
-        notes = (*notes, f"the gradient is {scale:.3g} times that of such a batch: it was clipped")
+        why = ": it was clipped" if _clips(knowledge) else ", and the reason is not known: local steps, or a scale"
+        notes = (*notes, f"the gradient is {scale:.3g} times that of such a batch{why}")
     return LabelCounts(counts.long(), estimate, error, sure > _SURE, notes)
 
 

@@ -108,6 +108,8 @@ class ReconstructionScore:
     """The probability that an item which has nothing to do with the originals passes for recognisable."""
     reader_accuracy: float | None = None
     """How often the second model reads public pictures right that it has not seen."""
+    label_guess: float | None = None
+    """`label_accuracy` of a stranger who knows the number of labels, and how common each is."""
 
     def at_least(self, grade: Grade) -> Share:
         """The originals of which at least so much is shown."""
@@ -133,13 +135,16 @@ class ReconstructionScore:
         noun = {"image": "picture", "table": "row", "text": "text"}[self.kind] + ("" if self.originals == 1 else "s")
         if not self.found:
             if self.label_accuracy is not None:
-                return (
-                    f"Labels only: {100 * self.label_accuracy:.0f}% of the labels of {self.originals} {noun} are right."
+                said = (
+                    f"Labels only: {100 * self.label_accuracy:.0f}% of the labels of {self.originals} {noun} are right"
                 )
+                return said + ("." if self.label_guess is None else f" (a stranger's guess: {self.label_guess:.0%}).")
             return f"Nothing of {self.originals} {noun} was reconstructed."
         parts = [graded_counts((self,), noun), *_headline(self.metrics, self.baseline)]
         if self.baseline is not None:
-            parts.append(f"{self.leaked.right} that a stranger would not have guessed")
+            better = [item.better for item in self.items if item.better is not None]
+            above = sum(better) if better else self.leaked.right
+            parts.append(f"{above} {'better than' if better else 'beyond'} a stranger's guess")
         broken = [c for c in self.comparisons if c.verdict == "violated"]
         return ", ".join(parts) + (f"; {broken[0].sentence()}" if broken else ".")
 
@@ -228,6 +233,7 @@ def score(
     items = _items(reconstruction, labels, assignment, metrics, near, same, guessed, shown)
     certain = certain_pairs(stick, found, truth, pairs, _apart(reconstruction, originals), reconstruction.radius)
     sure = [place in certain for place, item in enumerate(items) if item.certified]
+    only_counts = reconstruction.label_counts is not None and not len(found)  # it tried to rebuild nothing
     return ReconstructionScore(
         attack=reconstruction.attack,
         kind=knowledge.kind,
@@ -244,12 +250,13 @@ def score(
         metrics=mean_metrics([metrics[item] for item, _ in pairs], len(truth), metric_names(stick, truth)),
         label_accuracy=_label_accuracy(reconstruction, labels, knowledge.classes),
         baseline=baseline,
-        comparisons=_compare(claims, items, len(truth), baseline, clients, client),
+        comparisons=() if only_counts else _compare(claims, items, len(truth), baseline, clients, client),
         cells=_cell_reliability(stick, reconstruction, found, truth, assignment),
         certified_within=_certified_within(stick, reconstruction, knowledge),
         gallery=shown.gallery,
         luck=shown.luck,
         reader_accuracy=shown.reader_accuracy,
+        label_guess=_label_guess(labels, prior_labels, knowledge.classes),
     )
 
 
@@ -361,6 +368,15 @@ def _label_accuracy(reconstruction: Reconstruction, labels: Tensor, classes: int
     true = torch.bincount(labels.flatten().long(), minlength=len(counts))
     overlap = torch.minimum(counts.double().clamp(min=0), true[: len(counts)].double()).sum()
     return float(overlap / max(labels.numel(), float(counts.sum())))
+
+
+def _label_guess(labels: Tensor, public: Tensor | None, classes: int) -> float | None:
+    """What `_label_accuracy` is for a stranger: Σ min(n p_y, n_y) / n, with p the frequencies of public labels."""
+    if public is None or not public.numel() or not labels.numel():
+        return None
+    true = torch.bincount(labels.flatten().long(), minlength=classes).double()
+    common = torch.bincount(public.flatten().long(), minlength=len(true)).double()[: len(true)]
+    return float(torch.minimum(common / common.sum() * labels.numel(), true).sum() / labels.numel())
 
 
 def _headline(metrics: Mapping[str, float], baseline: Baseline | None) -> list[str]:

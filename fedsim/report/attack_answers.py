@@ -39,20 +39,21 @@ def leak_of(files: AttackFiles) -> Leak:
     """How much an attack shows that nobody could have guessed.
 
     Much: more originals are recognisable than luck explains, or one is near that a stranger would not have guessed, or
-    an attack that looks for labels only has most of them. Without a truth only a certificate shows anything.
+    an attack that looks for labels only has half of those that a stranger cannot guess. Without a truth only a
+    certificate shows anything.
     """
     scores = files.scores
     if not scores:
         certified = sum(update.certified or 0 for update in files.document.observations)
         return "much" if certified else "unknown"
     near = any(item.leaked or (item.right and score.baseline is None) for score in scores for item in score.items)
-    labels = _label_share(scores)
+    labels = _label_gain(scores)
     nothing_else = not any(score.found for score in scores)
     broken = any(comparison.verdict == "violated" for score in scores for comparison in score.comparisons)
-    if near or broken or beyond_luck(scores) or (nothing_else and labels is not None and labels > 0.5):
+    if near or broken or beyond_luck(scores) or (nothing_else and labels is not None and labels >= _MOST_LABELS):
         return "much"
     better = any(item.better for score in scores for item in score.items)
-    return "little" if better or (labels is not None and labels > 0.5) else "nothing"
+    return "little" if better or (labels is not None and labels > _SOME_LABELS) else "nothing"
 
 
 def beyond_luck(scores: Sequence[ReconstructionScore]) -> bool:
@@ -144,6 +145,8 @@ def _answer(files: AttackFiles) -> list[str]:
     return parts if leak_of(files) != "nothing" else [*parts, _UNKNOWN]
 
 
+_SOME_LABELS, _MOST_LABELS = 0.05, 0.5
+"""Shares of the labels that a stranger would have got wrong: from where labels leak a little, and much."""
 _UNKNOWN = "What a stronger attack, or more time, would find is not known."
 
 
@@ -186,12 +189,23 @@ def _labels_only(scores: Sequence[ReconstructionScore], noun: str) -> list[str]:
     originals, known = sum(score.originals for score in scores), _label_share(scores)
     if known is None:
         return [f"Found: nothing of {counted(originals, noun)}.", _UNKNOWN]
-    return [f"It counts labels only, and {100 * known:.0f}% of the labels of {counted(originals, noun)} are right."]
+    guesses = [score.label_guess for score in scores if score.label_guess is not None]
+    guess = f"; a stranger who knows how common each class is has {sum(guesses) / len(guesses):.0%}" if guesses else ""
+    return [f"It counts labels only, and {known:.0%} of the labels of {counted(originals, noun)} are right{guess}."]
 
 
 def _label_share(scores: Sequence[ReconstructionScore]) -> float | None:
     known = [score.label_accuracy for score in scores if score.label_accuracy is not None]
     return sum(known) / len(known) if known else None
+
+
+def _label_gain(scores: Sequence[ReconstructionScore]) -> float | None:
+    """The mean share of the labels right that a stranger would have got wrong; negative if the attack is worse."""
+    compared = [
+        (score.label_accuracy, score.label_guess or 0.0) for score in scores if score.label_accuracy is not None
+    ]
+    gains = [(right - guess) / (1 - guess) if guess < 1 else 0.0 for right, guess in compared]
+    return sum(gains) / len(gains) if gains else None
 
 
 def _against_guess(scores: Sequence[ReconstructionScore]) -> str:
