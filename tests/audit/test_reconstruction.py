@@ -501,3 +501,18 @@ def test_clopper_pearson_covers(rate: float) -> None:
     intervals = [clopper_pearson(k, n) for k in range(n + 1)]
     missed = sum(binom.pmf(k, n, rate) for k, (low, high) in enumerate(intervals) if not low <= rate <= high)
     assert missed <= 0.05
+
+
+def test_counted_labels_are_held_against_a_strangers_guess(digits: tuple[Tensor, Tensor]) -> None:
+    """Guessing that every class is as common as in public has most labels of a large client right without looking."""
+    x, y = digits
+    blind = torch.full((10,), 50)
+    result = score(found(x[:0], label_counts=blind), x[:500], y[:500], IMAGES, claims=[claim()], prior=x[500:],
+                   prior_labels=y[500:])  # fmt: skip
+    naive = sum(min(500 * float((y[500:] == k).double().mean()), int((y[:500] == k).sum())) for k in range(10)) / 500
+    assert result.label_guess == pytest.approx(naive)
+    assert result.label_guess > 0.9
+    assert abs((result.label_accuracy or 0) - result.label_guess) < 0.05
+    assert "a stranger's guess" in result.sentence()
+    assert result.comparisons == ()  # nothing was rebuilt, so that no bound was put to the test
+    assert score(found(x[:0], label_counts=blind), x[:500], y[:500], IMAGES).label_guess is None
