@@ -289,13 +289,13 @@ def test_every_packaged_scenario_can_be_checked(name: str, capsys: pytest.Captur
     assert bool(document["claims"]) == bool(defence.example_dp or defence.client_dp)
 
 
-GRU = """\
+RECURRENT = """\
 from torch import nn
 
 class Rows(nn.Module):
     def __init__(self):
         super().__init__()
-        self.recurrent, self.last = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 10)
+        self.recurrent, self.last = nn.{layer}(8, 4, batch_first=True), nn.Linear(4, 10)
 
     def forward(self, x):
         return self.last(self.recurrent(x.reshape(len(x), 8, 8))[0][:, -1])
@@ -305,15 +305,17 @@ def rows(input_shape, classes):
 """
 
 
+@pytest.mark.parametrize("layer", ["GRU", "LSTM"])
 def test_a_model_that_opacus_cannot_do_is_refused_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    layer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("recurrent_rows.py").write_text(GRU)
+    module = f"recurrent_{layer.lower()}"
+    Path(f"{module}.py").write_text(RECURRENT.replace("{layer}", layer))
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    text = TINY.replace("model: logistic", "model: import:recurrent_rows:rows")
+    text = TINY.replace("model: logistic", f"model: import:{module}:rows")
     Path("gru.yaml").write_text(f"{text}defence: {{example_dp: {{noise_multiplier: 1.5, delta: 1e-4}}}}\n")
     told = fedsim(capsys, "check", "gru.yaml", code=2)
-    assert told.startswith("error: gru.yaml:4: model.name import:recurrent_rows:rows: the gradients of this model")
+    assert told.startswith(f"error: gru.yaml:4: model.name import:{module}:rows: the gradients of this model")
     assert "defence.client_dp" in told
     assert fedsim(capsys, "run", "gru.yaml", "--out", "gru", code=2) == told
     assert not Path("gru").exists()
