@@ -12,12 +12,9 @@ import inspect
 import logging
 import re
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
@@ -27,6 +24,7 @@ import typer
 
 from fedsim import output, run_command
 from fedsim.deploy.commands import app as deploy_app
+from fedsim.deploy.processes import interrupted_by_sigterm
 from fedsim.errors import FedsimError, InterruptedCommandError, ScenarioError, printable
 
 app = typer.Typer(
@@ -95,7 +93,7 @@ class _Plain(logging.Formatter):
 
 def _run(words: Sequence[str]) -> int:
     try:
-        with _terminated_as_interrupted():
+        with interrupted_by_sigterm():  # a batch system's time is up: with the way to go on
             result = command().main(list(words) or ["--help"], prog_name="fedsim", standalone_mode=False)
         if result == INTERRUPTED:  # typer's answer to Ctrl-C, without a word
             return run_command.fail("interrupted", INTERRUPTED)
@@ -123,19 +121,6 @@ def _once(message: str) -> str:
     """A sentence with its full stop, and without the hint that click and typer both give."""
     message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message.strip())
     return message if message.endswith((".", "?", "!")) else f"{message}."
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM (a batch system's time is up) ends a command as Ctrl-C does: with the way to go on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _version(wanted: bool) -> None:
